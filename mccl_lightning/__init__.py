@@ -1,0 +1,1 @@
+"""Lightning on a fleet: the strategy `mccl_ddp`, and running an unmodified script inside a fleet worker."""
