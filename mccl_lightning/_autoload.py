@@ -1,7 +1,7 @@
 """Runs at the end of `import torch`: from then on, importing Lightning makes `mccl_ddp` known to it.
 
-Only the standard library is imported here. The rest of this layer loads when Lightning itself is imported, so that
-a script without Lightning pays nothing and cannot be broken by it.
+Only the standard library is imported here. The rest of this layer loads when Lightning itself is imported, so
+that a script without Lightning pays nothing and cannot be broken by it.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from mccl_lightning.namespaces import BY_MODULE
 
 
 class LightningFinder(importlib.abc.MetaPathFinder):
-    """Finds nothing by itself: lets the other finders find Lightning's modules and hooks them once executed."""
+    """Lets the other finders find Lightning's modules, and hooks each of them once it has executed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -34,7 +34,7 @@ class LightningFinder(importlib.abc.MetaPathFinder):
 
 
 def autoload() -> None:
-    """Installs the finder once, and hooks what has been imported already. Never raises (see `hooks.install`)."""
+    """Installs the finder, once, and hooks what has been imported already."""
     if any(isinstance(finder, LightningFinder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, LightningFinder())

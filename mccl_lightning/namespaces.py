@@ -1,4 +1,4 @@
-"""Lightning ships twice, as `lightning` and as `pytorch_lightning` with `lightning_fabric`: where to hook into each.
+"""Where to hook into Lightning's two copies, `lightning`, and `pytorch_lightning` with `lightning_fabric`.
 
 The standard library is enough here: this is read at the end of `import torch`.
 """

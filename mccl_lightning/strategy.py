@@ -1,0 +1,73 @@
+"""The strategy `mccl_ddp`: Lightning's DDP, with the device's backend and the launcher's ranks.
+
+A Mac runs its MPS device over mccl, a CUDA machine NCCL, anything else the CPU over mccl. The rest, and
+so the user's DistributedDataParallel arguments, is Lightning's own DDPStrategy.
+"""
+
+import functools
+from typing import Any
+
+from mccl_lightning.backend import BACKEND, require_backend
+from mccl_lightning.namespaces import Namespace
+
+NAME = "mccl_ddp"
+VARIANTS: dict[str, dict[str, Any]] = {
+    NAME: {},
+    f"{NAME}_find_unused_parameters_true": {"find_unused_parameters": True},
+}
+"""Names that a Trainer takes, and the DistributedDataParallel arguments that each stands for."""
+
+
+def is_ours(strategy: Any) -> bool:
+    """True for the names and the objects of `mccl_ddp`."""
+    if isinstance(strategy, str):
+        return strategy.lower() in VARIANTS
+    return getattr(strategy, "runs_on_mccl", False)
+
+
+@functools.cache
+def derived_class(base: Any) -> Any:
+    """A subclass of a DDPStrategy, the Trainer's or Fabric's, with this module's changes.
+
+    It inherits from `base` alone: an existing object of `base` can then take the class.
+    """
+
+    class MCCLDDPStrategy(base):
+        strategy_name = NAME
+        runs_on_mccl = True
+
+        def _get_process_group_backend(self) -> str:
+            """The user's choice, else NCCL between CUDA devices and mccl between all others.
+
+            Raises:
+                RuntimeError: another package owns the backend name `mccl`.
+            """
+            backend: str = self._process_group_backend or ("nccl" if self._on_cuda() else BACKEND)
+            if BACKEND in backend:
+                require_backend()
+            return backend
+
+        def determine_ddp_device_ids(self) -> list[int] | None:
+            """Only CUDA takes device ids: DistributedDataParallel refuses them for an MPS module."""
+            return [self.root_device.index] if self._on_cuda() else None
+
+        _determine_ddp_device_ids = determine_ddp_device_ids  # Fabric's name for it
+
+        def _on_cuda(self) -> bool:
+            return self.root_device.type == "cuda"
+
+    return MCCLDDPStrategy
+
+
+def register(strategies: Any, namespace: Namespace) -> None:
+    """Adds the names of `VARIANTS` to the registry of a `strategies` module."""
+    registry = getattr(strategies, namespace.registry)
+    derived = derived_class(strategies.DDPStrategy)
+    for name, arguments in VARIANTS.items():
+        registry.register(
+            name,
+            derived,
+            description="DDP with MPS or CPU over mccl, with CUDA over NCCL",
+            override=True,
+            **arguments,
+        )
