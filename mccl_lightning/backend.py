@@ -3,6 +3,8 @@
 import importlib
 from typing import Any
 
+from torch import distributed
+
 BACKEND = "mccl"
 
 
@@ -16,8 +18,15 @@ def require_backend() -> None:
     _core().require_backend()
 
 
-def all_reduced() -> tuple[int, int]:
-    """Bytes and number of this process's all-reduces over mccl so far."""
+def name() -> str | None:
+    """The backend of the default process group, None where there is none."""
+    return distributed.get_backend() if distributed.is_initialized() else None
+
+
+def all_reduced() -> tuple[int, int] | None:
+    """Bytes and number of this process's all-reduces so far; None where the process group is not on mccl."""
+    if name() != BACKEND:
+        return None
     operation = _core().get_metrics()["ops"].get("allreduce")
     return (operation["bytes"], operation["count"]) if operation else (0, 0)
 

@@ -168,7 +168,7 @@ class Checkpoint:
     epoch: int
     metrics: Mapping[str, float]
     reason: str = "periodic"
-    """`periodic`, or `drain` where a drain file asked for it."""
+    """`periodic`; `drain` where a drain file asked for it; `final` where training ended between periods."""
 
 
 @dataclass(frozen=True, kw_only=True)
