@@ -1,0 +1,51 @@
+"""Builds the backend of one process group: meet, connect, hand over to C++."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from mccl_core._C import ProcessGroupMCCL
+from mccl_core._rendezvous import local_address, meet
+from mccl_core._runtime import get_runtime
+from mccl_core.config import CoreConfig
+
+log = logging.getLogger("mccl")
+
+
+def create(options: Any, backend_options: Any) -> ProcessGroupMCCL:
+    """Called by torch.distributed on every rank of a new group. Blocks until all ranks are there and linked.
+
+    Raises:
+        SettingsError: an MCCL_* variable cannot be used.
+        ConnectionError: a rank is missing, unreachable or has another secret; the text says which and what to do.
+    """
+    if backend_options is not None:
+        raise TypeError("the backend 'mccl' takes no pg_options; set MCCL_* variables instead")
+    config = CoreConfig.from_environment()
+    log.setLevel(config.log_level.upper())
+    store, rank, size = options.store, options.group_rank, options.group_size
+    runtime = get_runtime(config, lambda: local_address(store))
+    meeting = meet(runtime, store, rank, size, options.timeout)
+
+    def connect(ranks: list[int]) -> None:
+        for other in ranks:
+            runtime.dial(meeting.peers[other], meeting.job)
+
+    members = [(peer.process, peer.host) for peer in meeting.peers]
+    backend = ProcessGroupMCCL(runtime.engine, meeting.group_id, rank, members, options.timeout, connect)
+    # Of each pair that is linked from the start the lower rank dials.
+    links = linked_ranks(rank, size)
+    connect([other for other in links if other > rank])
+    deadline = time.monotonic() + config.connect_timeout_ms / 1000
+    for other in links:
+        if other < rank:
+            runtime.await_connection(meeting.peers[other], deadline)
+    return backend
+
+
+def linked_ranks(rank: int, size: int) -> list[int]:
+    """The ranks that `rank` is connected to from the start: its ring neighbours and all at a power of two from it."""
+    distances = [1 << k for k in range(max(size - 1, 0).bit_length())]
+    return sorted({(rank + s * d) % size for d in distances if d < size for s in (1, -1)} - {rank})

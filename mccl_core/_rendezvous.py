@@ -1,0 +1,148 @@
+"""How the ranks of a new group find each other: each publishes a record in the c10d store and reads the others'."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import secrets
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from mccl_core._runtime import Peer, Runtime
+
+log = logging.getLogger("mccl")
+
+_GIVEN = "given"  # the job's name where the user gave the secret
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What all ranks of a group have agreed on."""
+
+    group_id: int
+    job: str
+    peers: list[Peer]
+
+
+def local_address(store: Any) -> str:
+    """The address of this machine on the route to the store's host; loopback where the store has no host."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    host = getattr(store, "host", "127.0.0.1")
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)  # sends nothing: it only asks the routing table
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConnectionError(
+            f"no route to the store's host {host!r}: {error.strerror or error}; set MCCL_LISTEN_ADDR to this "
+            "machine's address on the network that the ranks share"
+        ) from error
+
+
+def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta) -> Meeting:
+    """Publishes this rank, reads all others. Blocks until all `size` ranks are there.
+
+    Raises:
+        ConnectionError: a rank did not appear within `timeout`, or has another job secret; the text names it.
+    """
+    group_id, job, secret = _agree(runtime, store, rank, timeout)
+    runtime.trust(job, secret)
+    store.set(_key(rank), _record(runtime, group_id, secret, rank))
+    peers: list[Peer] = []
+    strangers: list[str] = []
+    for other, raw in enumerate(_read_all(store, size, timeout)):
+        record = json.loads(raw)
+        peer = Peer(other, bytes.fromhex(record["process"]), record["host"], record["address"], record["port"])
+        if not hmac.compare_digest(record["mac"], _mac(secret, group_id, peer)):
+            strangers.append(f"{other} on {peer.host}")
+        peers.append(peer)
+        runtime.know(peer)
+    if strangers:
+        raise ConnectionError(
+            f"rank {rank} on {runtime.config.host_name}: authentication failed: another job secret than this rank's "
+            f"is used by rank {', rank '.join(strangers)}; give all ranks the same MCCL_SECRET or MCCL_SECRET_FILE"
+        )
+    return Meeting(group_id, job, peers)
+
+
+def _agree(runtime: Runtime, store: Any, rank: int, timeout: timedelta) -> tuple[int, str, bytes]:
+    """Rank 0 names the group and, where no secret was given, makes one that travels through the store."""
+    given = runtime.config.read_secret()
+    if rank == 0:
+        offer: dict[str, Any] = {"group": secrets.randbits(63), "job": _GIVEN}
+        if given is None:
+            offer |= {"job": secrets.token_hex(8), "secret": secrets.token_hex(32)}
+            log.info("mccl: no MCCL_SECRET or MCCL_SECRET_FILE is set: rank 0 made a secret for this group and "
+                     "passes it through the c10d store")  # fmt: skip
+        store.set("mccl/group", json.dumps(offer))
+    else:
+        offer = json.loads(_read(store, "mccl/group", timeout, "rank 0 did not appear"))
+    made = offer.get("secret")
+    if made is None and given is None:
+        raise ConnectionError(
+            f"rank {rank} on {runtime.config.host_name} has no job secret, but rank 0 uses one; "
+            "set the same MCCL_SECRET or MCCL_SECRET_FILE on all ranks"
+        )
+    if made is not None and given is not None:
+        raise ConnectionError(
+            f"rank {rank} on {runtime.config.host_name} was given a job secret, but rank 0 was not; "
+            "set the same MCCL_SECRET or MCCL_SECRET_FILE on all ranks"
+        )
+    secret = given if given is not None else bytes.fromhex(made)
+    return int(offer["group"]), str(offer["job"]), secret
+
+
+def _key(rank: int) -> str:
+    return f"mccl/rank/{rank}"
+
+
+def _mac(secret: bytes, group_id: int, peer: Peer) -> str:
+    message = f"record|{group_id}|{peer.rank}|{peer.process.hex()}|{peer.host}|{peer.address}|{peer.port}"
+    return hmac.new(secret, message.encode(), hashlib.sha256).hexdigest()
+
+
+def _record(runtime: Runtime, group_id: int, secret: bytes, rank: int) -> str:
+    me = Peer(rank, runtime.process, runtime.config.host_name, runtime.address, runtime.port)
+    return json.dumps(
+        {
+            "process": me.process.hex(),
+            "host": me.host,
+            "address": me.address,
+            "port": me.port,
+            "mac": _mac(secret, group_id, me),
+        }
+    )
+
+
+def _read(store: Any, key: str, timeout: timedelta, complaint: str) -> bytes:
+    try:
+        store.wait([key], timeout)
+    except RuntimeError as error:  # DistStoreError
+        raise ConnectionError(
+            f"{complaint} within {timeout.total_seconds():.0f} s; see that rank's log, or raise the timeout of "
+            "init_process_group"
+        ) from error
+    return bytes(store.get(key))
+
+
+def _read_all(store: Any, size: int, timeout: timedelta) -> list[bytes]:
+    keys = [_key(rank) for rank in range(size)]
+    try:
+        store.wait(keys, timeout)
+    except RuntimeError as error:
+        missing = [str(rank) for rank in range(size) if not store.check([_key(rank)])]
+        raise ConnectionError(
+            f"these ranks did not appear within {timeout.total_seconds():.0f} s: {', '.join(missing)} of {size}; "
+            "see their logs, or raise the timeout of init_process_group"
+        ) from error
+    if store.has_extended_api():
+        return [bytes(value) for value in store.multi_get(keys)]
+    return [bytes(store.get(key)) for key in keys]

@@ -1,0 +1,211 @@
+"""The one engine of a process: its listener, its connections, its secrets."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mccl_core import _handshake
+from mccl_core._C import Engine
+from mccl_core._handshake import HandshakeError, Verdict
+from mccl_core._listener import Listener
+from mccl_core.config import CoreConfig
+
+log = logging.getLogger("mccl")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A process that a rank of some group runs in."""
+
+    rank: int
+    process: bytes
+    host: str
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host} ({self.address}:{self.port})"
+
+
+class Runtime:
+    """Connections to other processes, each made once and shared by all groups."""
+
+    def __init__(self, config: CoreConfig) -> None:
+        self.config = config
+        self.process = secrets.token_bytes(16)
+        self.engine = Engine(config.engine_options())
+        self.address = ""
+        self._jobs: dict[str, bytes] = {}
+        self._hosts: dict[bytes, str] = {}
+        self._dialling: set[bytes] = set()
+        self._changed = threading.Condition()
+
+    def start(self, address: str) -> None:
+        """Starts to listen on `address` (MCCL_LISTEN_ADDR wins)."""
+        self.address = self.config.listen_addr or address
+        self._listener = Listener(
+            address=self.address,
+            port_base=self.config.port_base,
+            timeout_s=self.config.handshake_timeout_ms / 1000,
+            me=self.process,
+            secret_of=self._jobs.get,
+            admit=self._admit,
+        )
+        self._listener.start()
+
+    @property
+    def port(self) -> int:
+        """The port that this process listens on."""
+        return self._listener.port
+
+    def stop(self) -> None:
+        """Says goodbye to all peers and ends the threads."""
+        self._listener.stop()
+        self.engine.shutdown()
+
+    def abandon_in_child(self) -> None:
+        """In a forked child: closes what was inherited, so that the parent's death stays visible to its peers."""
+        self.engine.close_descriptors_in_child()
+        self._listener.close_descriptors_in_child()
+
+    def trust(self, job: str, secret: bytes) -> None:
+        """From now on processes of this job are let in."""
+        self._jobs[job] = secret
+
+    def know(self, peer: Peer) -> None:
+        """Remembers how a process's machine is called, for errors."""
+        self._hosts[peer.process] = peer.host
+
+    def dial(self, peer: Peer, job: str) -> None:
+        """Connects to `peer` unless that is done already. Blocks, up to connect_timeout_ms.
+
+        Raises:
+            ConnectionError: it cannot be reached, or is not who it should be; the text names rank, host and remedy.
+        """
+        deadline = time.monotonic() + self.config.connect_timeout_ms / 1000
+        with self._changed:
+            self._changed.wait_for(lambda: peer.process not in self._dialling, deadline - time.monotonic())
+            if self.engine.connected(peer.process):
+                return
+            self._dialling.add(peer.process)
+        try:
+            self._dial(peer, job, deadline)
+        finally:
+            with self._changed:
+                self._dialling.discard(peer.process)
+                self._changed.notify_all()
+
+    def await_connection(self, peer: Peer, deadline: float) -> None:
+        """Blocks until `peer` has connected to this process.
+
+        Raises:
+            ConnectionError: it did not by the deadline (of time.monotonic()).
+        """
+        with self._changed:
+            connected = lambda: self.engine.connected(peer.process)  # noqa: E731
+            if not self._changed.wait_for(connected, max(0.0, deadline - time.monotonic())):
+                raise ConnectionError(
+                    f"{peer} did not connect to {self.address}:{self.port} within "
+                    f"{self.config.connect_timeout_ms} ms; check that it can reach that address (firewall, "
+                    "MCCL_LISTEN_ADDR) and see its log"
+                )
+
+    def _dial(self, peer: Peer, job: str, deadline: float) -> None:
+        timeout = max(0.001, deadline - time.monotonic())
+        try:
+            sock = socket.create_connection((peer.address, peer.port), timeout=timeout)
+            try:
+                verdict = _handshake.dial(
+                    sock, secret=self._jobs[job], job=job, me=self.process, peer=peer.process
+                )
+            except BaseException:
+                sock.close()
+                raise
+        except HandshakeError as error:
+            raise ConnectionError(
+                f"{peer} refused the connection: {error}; give all ranks the same MCCL_SECRET or MCCL_SECRET_FILE"
+            ) from error
+        except OSError as error:
+            raise ConnectionError(
+                f"cannot connect to {peer}: {error.strerror or error}; check that the process is alive and that "
+                "no firewall is between"
+            ) from error
+        if verdict is Verdict.ACCEPT:
+            with self._changed:
+                self.engine.add_connection(sock.detach(), peer.process, peer.host)
+                self._changed.notify_all()
+            return
+        # The other process has connected to us, or is just doing so; that connection is the one that stays.
+        sock.close()
+        self.await_connection(peer, deadline)
+
+    def _admit(self, process: bytes, sock: socket.socket, tell: Callable[[Verdict], None]) -> None:
+        with self._changed:
+            if self.engine.connected(process):
+                verdict = Verdict.DUPLICATE
+            elif process in self._dialling and self.process < process:
+                verdict = Verdict.BUSY
+            else:
+                verdict = Verdict.ACCEPT
+            try:
+                tell(verdict)
+            except OSError as error:
+                log.info("mccl: a peer left during the handshake: %s", error)
+                sock.close()
+                return
+            if verdict is not Verdict.ACCEPT:
+                sock.close()
+                return
+            self.engine.add_connection(sock.detach(), process, self._hosts.get(process, "an unknown host"))
+            self._changed.notify_all()
+
+
+_runtime: Runtime | None = None
+_abandoned: list[Runtime] = []
+_lock = threading.Lock()
+
+
+def current_runtime() -> Runtime | None:
+    """The runtime of this process, or None before its first process group."""
+    return _runtime
+
+
+def get_runtime(config: CoreConfig, address: Callable[[], str]) -> Runtime:
+    """Returns this process's runtime; the first call makes and starts it, listening on `address()`."""
+    global _runtime
+    with _lock:
+        if _runtime is None:
+            runtime = Runtime(config)
+            runtime.start(address())
+            atexit.register(_stop)
+            _runtime = runtime
+        return _runtime
+
+
+def _stop() -> None:
+    global _runtime
+    runtime, _runtime = _runtime, None
+    if runtime is not None:
+        runtime.stop()
+
+
+def _after_fork() -> None:
+    global _runtime, _lock
+    _lock = threading.Lock()
+    runtime, _runtime = _runtime, None
+    if runtime is not None:
+        # Its threads do not exist here: it is kept and never used, so that nobody waits for them.
+        _abandoned.append(runtime)
+        atexit.unregister(_stop)
+        runtime.abandon_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,132 @@
+"""Configuration of the core. Each default stands here, once; C++ receives the whole as its `Options`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+from mccl_core.settings import resolve
+
+KIB = 1024
+MIB = 1024 * KIB
+Nbytes = Annotated[int, Field(ge=0)]
+
+
+class CoreConfig(BaseModel):
+    """Options of the engine and of how ranks find each other; from MCCL_<FIELD> in the environment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    segment_nbytes: int = Field(
+        256 * KIB, ge=4 * KIB, le=16 * MIB, description="Largest payload of one frame, in bytes."
+    )
+    scratch_nbytes: int = Field(
+        128 * KIB,
+        ge=16 * KIB,
+        le=16 * MIB,
+        description="Receive scratch of one connection, in bytes; should fit a core's cache.",
+    )
+    inline_nbytes: Nbytes = Field(
+        64 * KIB, description="Ops up to this many bytes are sent without waking the transmit thread."
+    )
+    credit_nbytes: int = Field(
+        4 * MIB,
+        ge=64 * KIB,
+        description="What one connection may send before the receiver is ready for it, in bytes.",
+    )
+    eager_grant_nbytes: Nbytes = Field(
+        128 * KIB, description="From this size on a receiver grants a stream as soon as it is ready for it."
+    )
+    ring_min_nbytes: Nbytes = Field(
+        256 * KIB, description="All-reduce: recursive doubling below this size, ring from it on."
+    )
+    socket_buffer_nbytes: int = Field(
+        0, ge=0, le=1024 * MIB, description="Socket buffers, in bytes; 0 leaves it to the system."
+    )
+    linger_ms: int = Field(1000, ge=0, description="Longest wait at exit for peers to take what was sent.")
+
+    listen_addr: str | None = Field(
+        None, description="Address to listen on; by default the one that reaches the store's host."
+    )
+    port_base: int = Field(29600, ge=1, le=65535, description="First port tried; the next free one is taken.")
+    connect_timeout_ms: int = Field(30_000, ge=1, description="Limit for connecting to one peer.")
+    handshake_timeout_ms: int = Field(5_000, ge=1, description="Limit for a stranger to prove who it is.")
+    host_name: str = Field(
+        default_factory=socket.gethostname, description="How errors and tables call this machine."
+    )
+
+    secret: SecretStr | None = Field(None, description="The job's secret; at least 16 characters.")
+    secret_file: Path | None = Field(
+        None, description="A file that holds the job's secret; nobody but its owner may read it."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "warning", description="What the core says on its logger, `mccl`."
+    )
+
+    @model_validator(mode="after")
+    def _one_secret(self) -> Self:
+        if self.secret is not None and self.secret_file is not None:
+            raise ValueError("set either secret (MCCL_SECRET) or secret_file (MCCL_SECRET_FILE), not both")
+        if self.secret is not None and len(self.secret.get_secret_value()) < 16:
+            raise ValueError("secret (MCCL_SECRET) must have at least 16 characters; try `openssl rand -hex 32`")
+        return self
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> CoreConfig:
+        """Reads MCCL_<FIELD> variables.
+
+        Raises:
+            SettingsError: a value is out of range; the text names the variable, the value and the range.
+        """
+        return resolve(cls, environ=os.environ if environ is None else environ).values
+
+    def engine_options(self) -> dict[str, int]:
+        """The fields of the C++ struct `Options`."""
+        names = (
+            "segment_nbytes",
+            "scratch_nbytes",
+            "inline_nbytes",
+            "credit_nbytes",
+            "eager_grant_nbytes",
+            "ring_min_nbytes",
+            "socket_buffer_nbytes",
+            "linger_ms",
+        )
+        return {name: getattr(self, name) for name in names}
+
+    def read_secret(self) -> bytes | None:
+        """Returns the job's secret, or None where none was given.
+
+        Raises:
+            ValueError: the file is missing, too open, or too short; the text says what to do.
+        """
+        if self.secret is not None:
+            return self.secret.get_secret_value().encode()
+        if self.secret_file is None:
+            return None
+        path = self.secret_file
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            secret = path.read_bytes().strip()
+        except OSError as error:
+            raise ValueError(
+                f"secret_file (MCCL_SECRET_FILE): cannot read {path}: {error.strerror}; "
+                "create it with `openssl rand -hex 32` and mode 0600 on every rank"
+            ) from error
+        if mode & 0o077:
+            raise ValueError(
+                f"secret_file (MCCL_SECRET_FILE): {path} has mode {mode:04o}, so others can read it; "
+                f"run `chmod 600 {path}`"
+            )
+        if len(secret) < 16:
+            raise ValueError(
+                f"secret_file (MCCL_SECRET_FILE): {path} holds {len(secret)} characters, at least 16 are needed; "
+                "try `openssl rand -hex 32`"
+            )
+        return secret

@@ -1,0 +1,89 @@
+// One authenticated connection to another process, shared by all groups that have both as members.
+//
+// The transmit side is under the engine's lock; whoever set `tx_busy` owns the socket's sending half and `frame` while
+// the lock is released. The receive side belongs to the receive thread, but for `in` and `rx_in`, which are under the
+// lock.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "engine/group.hpp"
+#include "engine/operation.hpp"
+#include "transport/frame.hpp"
+
+namespace mccl {
+
+struct ControlFrame {
+  FrameHeader header;
+  std::string payload;
+};
+
+// What is being sent: control frames and the header of a data frame, then that frame's payload.
+struct OutFrame {
+  std::vector<std::byte> head;
+  std::shared_ptr<Operation> op;  // null where there is no payload, or where it was copied to `orphan`
+  OutStream* stream = nullptr;
+  Range payload;                  // in the op's address space
+  std::vector<std::byte> orphan;  // the rest of a failed op's payload: the frame must be finished all the same
+  size_t head_sent = 0;
+  uint64_t payload_sent = 0;
+  uint64_t orphan_sent = 0;
+
+  bool idle() const {
+    return head_sent == head.size() && payload_sent == payload.nbytes && orphan_sent == orphan.size();
+  }
+  void clear() {
+    head.clear();
+    op.reset();
+    stream = nullptr;
+    payload = {};
+    orphan.clear();
+    head_sent = 0;
+    payload_sent = orphan_sent = 0;
+  }
+};
+
+class Connection {
+ public:
+  Connection(uint64_t id, Fd socket, ProcessId peer, std::string peer_host, uint64_t credit, size_t scratch_nbytes)
+      : id(id), fd(std::move(socket)), process(std::move(peer)), host(std::move(peer_host)), credit_nbytes(credit),
+        scratch(scratch_nbytes) {}
+
+  const uint64_t id;
+  Fd fd;
+  const ProcessId process;
+  const std::string host;
+  bool lost = false;  // the socket is of no use any more
+
+  // --- transmit ---
+  bool tx_busy = false;     // some thread is sending
+  bool tx_queued = false;   // waits in the transmit thread's queue
+  bool tx_blocked = false;  // the kernel's buffer is full: the transmit thread waits until it is writable
+  bool tx_broken = false;   // sending failed; the receive thread will see the end of the stream
+  OutFrame frame;
+  std::unordered_map<StreamKey, OutStream*, StreamKeyHash> out;
+  std::vector<OutStream*> ready;    // may have sendable bytes; sorted by the op's order
+  std::vector<OutStream*> starved;  // had no credit
+  std::deque<ControlFrame> control;
+  uint64_t credit_nbytes;           // what may still be sent without a grant
+  uint64_t owed_nbytes = 0;         // credit to return to the peer
+  bool credit_queued = false;       // a frame of type kCredit is among the control frames
+  std::unordered_map<StreamKey, uint64_t, StreamKeyHash> early_grants;  // for ops not posted here yet
+
+  // --- receive ---
+  std::vector<std::byte> scratch;
+  size_t begin = 0;
+  size_t end = 0;
+  FrameHeader header;       // of the frame whose payload is being read
+  uint32_t left_nbytes = 0; // of that payload
+  InStream* rx_in = nullptr;  // its stream; null: the payload is dropped
+  std::unordered_map<StreamKey, std::unique_ptr<InStream>, StreamKeyHash> in;
+};
+
+}  // namespace mccl

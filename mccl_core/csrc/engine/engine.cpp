@@ -1,0 +1,265 @@
+#include "engine/engine.hpp"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "io/socket.hpp"
+
+namespace mccl {
+
+Engine::Engine(const Options& options) : options_(options) {
+  receive_thread_ = std::thread([this] { receive_loop(); });
+  transmit_thread_ = std::thread([this] { transmit_loop(); });
+  completion_thread_ = std::thread([this] { completion_loop(); });
+}
+
+Engine::~Engine() { shutdown(); }
+
+void Engine::add_connection(Fd socket, ProcessId process, std::string host) {
+  configure_stream_socket(socket.get(), static_cast<int>(options_.socket_buffer_nbytes));
+  Lock lock(mutex_);
+  const int fd = socket.get();
+  const uint64_t id = next_connection_++;
+  auto connection = std::make_shared<Connection>(id, std::move(socket), process, std::move(host),
+                                                 options_.credit_nbytes, options_.scratch_nbytes);
+  connections_[id] = connection;
+  by_process_[process] = connection;
+  receive_poller_.add(fd, reinterpret_cast<void*>(id), Interest::kRead);
+}
+
+bool Engine::connected(const ProcessId& process) const {
+  Lock lock(mutex_);
+  return by_process_.contains(process);
+}
+
+std::shared_ptr<Group> Engine::create_group(uint64_t id, int32_t rank, std::vector<MemberInfo> members) {
+  auto group = std::make_shared<Group>(id, rank, std::move(members));
+  Lock lock(mutex_);
+  if (!groups_.emplace(id, group).second) throw_usage("a group with this id exists in this process");
+  return group;
+}
+
+std::shared_ptr<const Error> Engine::failure(const Group& group) const {
+  Lock lock(mutex_);
+  return group.failure;
+}
+
+Engine::ConnectionPtr Engine::connection_of(const Group& group, int32_t rank) const {
+  const auto index = static_cast<size_t>(rank);
+  if (group.connections[index]) return group.connections[index];
+  const auto found = by_process_.find(group.members[index].process);
+  return found == by_process_.end() ? nullptr : found->second;
+}
+
+std::vector<int32_t> Engine::unconnected_peers(const Group& group, const Operation& op) const {
+  std::vector<int32_t> peers;
+  Lock lock(mutex_);
+  for (const Step& step : op.steps) {
+    for (const int32_t peer : {step.send_peer, step.recv_peer}) {
+      if (peer < 0 || group.connections[static_cast<size_t>(peer)]) continue;
+      if (!connection_of(group, peer) && std::find(peers.begin(), peers.end(), peer) == peers.end()) {
+        peers.push_back(peer);
+      }
+    }
+  }
+  return peers;
+}
+
+InStream& Engine::in_stream(Connection& connection, const StreamKey& key) {
+  auto& stream = connection.in[key];
+  if (!stream) {
+    stream = std::make_unique<InStream>();
+    stream->connection = &connection;
+    stream->key = key;
+  }
+  return *stream;
+}
+
+// One stream for each peer that the op sends to, and one for each that it receives from.
+void Engine::build_streams(Operation& op, const StreamKey& key) {
+  Group& group = *op.group;
+  std::unordered_map<int32_t, OutStream*> out;
+  std::unordered_map<int32_t, InStream*> in;
+  for (size_t i = 0; i < op.steps.size(); ++i) {
+    const Step& step = op.steps[i];
+    if (step.send_peer >= 0) {
+      OutStream*& stream = out[step.send_peer];
+      if (!stream) {
+        op.out.push_back(std::make_unique<OutStream>());
+        stream = op.out.back().get();
+        stream->op = &op;
+        stream->peer = step.send_peer;
+        stream->connection = group.connections[static_cast<size_t>(step.send_peer)].get();
+        stream->key = key;
+        stream->connection->out[key] = stream;
+        const auto grant = stream->connection->early_grants.find(key);
+        if (grant != stream->connection->early_grants.end()) {
+          stream->granted = grant->second;
+          stream->connection->early_grants.erase(grant);
+        }
+      }
+      stream->steps.push_back(static_cast<int32_t>(i));
+      stream->nbytes += step.send.nbytes;
+      op.todo_nbytes += step.send.nbytes;
+    }
+    if (step.recv_peer >= 0) {
+      InStream*& stream = in[step.recv_peer];
+      if (!stream) {
+        stream = &in_stream(*group.connections[static_cast<size_t>(step.recv_peer)], key);
+        stream->op = &op;
+        stream->peer = step.recv_peer;
+        op.in.push_back(stream);
+      }
+      stream->steps.push_back(static_cast<int32_t>(i));
+      stream->nbytes += step.recv.nbytes;
+      op.todo_nbytes += step.recv.nbytes;
+    }
+  }
+}
+
+void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& op,
+                    const PointToPoint* point_to_point) {
+  Lock lock(mutex_);
+  if (group->failure) throw *group->failure;
+  if (group->closed) throw_usage("this group was destroyed", "Make a new group with torch.distributed.new_group");
+  for (const Step& step : op->steps) {
+    for (const int32_t peer : {step.send_peer, step.recv_peer}) {
+      if (peer < 0) continue;
+      const auto index = static_cast<size_t>(peer);
+      if (!group->connections[index]) group->connections[index] = connection_of(*group, peer);
+      if (group->left[index] || !group->connections[index] || group->connections[index]->lost) {
+        ErrorInfo info;
+        info.code = Code::kPeerLeft;
+        info.rank = group->rank;
+        info.op = to_string(op->fingerprint.kind);
+        info.peer = peer;
+        info.peer_host = group->members[index].host;
+        info.detail = "has left the group";
+        info.advice = "All ranks must call the same collectives before they destroy the group";
+        throw Error(std::move(info));
+      }
+    }
+  }
+
+  op->group = group;
+  op->order = next_order_++;
+  op->posted_at = now_ns();
+  StreamKey key{group->id, 0, 0, false};
+  if (point_to_point != nullptr) {
+    key.tag = point_to_point->tag;
+    key.point_to_point = true;
+    auto& next = point_to_point->sends ? group->next_sent : group->next_received;
+    StreamKey counter = key;
+    counter.sequence = static_cast<uint64_t>(point_to_point->peer);
+    op->ticket = ++next[counter];
+  } else {
+    op->ticket = group->next_ticket++;
+  }
+  key.sequence = op->ticket;
+  group->in_flight.emplace(op->order, op);
+  build_streams(*op, key);
+  if (op->deadline < next_deadline_) {
+    next_deadline_ = op->deadline;
+    receive_poller_.wake();
+  }
+
+  for (InStream* stream : op->in) {
+    if (stream->announced && !matches(*stream)) return;  // the group has failed; the op tells
+  }
+  // Sends first: what a peer waits for goes out before what has arrived is looked at.
+  for (const auto& stream : op->out) mark_ready(*stream);
+  for (size_t i = 0; i < op->out.size() && !op->finished; ++i) {
+    kick(*op->out[i]->connection, inline_allowed(*op), lock);
+  }
+  for (size_t i = 0; i < op->in.size() && !op->finished; ++i) {
+    update_grant(*op->in[i]);
+    drain(*op->in[i], lock);
+  }
+  settle_if_complete(op);
+}
+
+Counters Engine::counters() const {
+  Lock lock(mutex_);
+  return counters_;
+}
+
+void Engine::reset_counters() {
+  Lock lock(mutex_);
+  counters_ = {};
+}
+
+uint64_t Engine::parked_nbytes() const {
+  Lock lock(mutex_);
+  uint64_t total = 0;
+  for (const auto& [id, connection] : connections_) {
+    for (const auto& [key, stream] : connection->in) {
+      for (const Parked& block : stream->parked) total += block.nbytes;
+    }
+  }
+  return total;
+}
+
+void Engine::enqueue_completion(std::function<void()> job) {
+  {
+    std::lock_guard lock(completion_mutex_);
+    completion_queue_.push_back(std::move(job));
+  }
+  completion_wake_.notify_one();
+}
+
+void Engine::completion_loop() {
+  std::unique_lock lock(completion_mutex_);
+  while (true) {
+    completion_wake_.wait(lock, [&] { return completion_stopping_ || !completion_queue_.empty(); });
+    if (completion_queue_.empty()) return;
+    const auto job = std::move(completion_queue_.front());
+    completion_queue_.pop_front();
+    lock.unlock();
+    job();
+    lock.lock();
+  }
+}
+
+void Engine::shutdown() {
+  {
+    Lock lock(mutex_);
+    if (stopping_) return;
+  }
+  std::vector<std::shared_ptr<Group>> open;
+  {
+    Lock lock(mutex_);
+    for (const auto& [id, group] : groups_) open.push_back(group);
+  }
+  for (const auto& group : open) close_group(group);
+
+  // The receive thread half-closes each socket once nothing is left to send, and ends when all peers have answered
+  // with theirs or the linger has passed. Closing at once could reset a connection whose bytes are still on their way.
+  {
+    Lock lock(mutex_);
+    stopping_ = true;
+  }
+  receive_poller_.wake();
+  receive_thread_.join();
+  transmit_poller_.wake();
+  transmit_thread_.join();
+  {
+    std::lock_guard lock(completion_mutex_);
+    completion_stopping_ = true;
+  }
+  completion_wake_.notify_one();
+  completion_thread_.join();
+}
+
+// Only the forking thread lives on in a child, and a lock that another thread held stays held: nothing is locked here.
+void Engine::close_descriptors_in_child() {
+  for (const auto& [id, connection] : connections_) connection->fd.reset();
+  receive_poller_.close_descriptors();
+  transmit_poller_.close_descriptors();
+}
+
+}  // namespace mccl

@@ -1,0 +1,161 @@
+// The engine: one a process, shared by its groups. A transmit thread and a receive thread poll all connections; a
+// completion thread runs callbacks. One lock guards the state; system calls and reductions run outside it.
+//
+// Files: engine.cpp (life, groups, submission), progress.cpp (gates, grants, consuming, completing), transmit.cpp,
+// receive.cpp, faults.cpp (errors, goodbyes, deadlines).
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "base/options.hpp"
+#include "engine/connection.hpp"
+#include "engine/group.hpp"
+#include "engine/operation.hpp"
+#include "io/poller.hpp"
+
+namespace mccl {
+
+struct PointToPoint {
+  int32_t peer;
+  uint32_t tag;
+  bool sends;
+};
+
+class Engine {
+ public:
+  explicit Engine(const Options& options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const Options& options() const { return options_; }
+
+  // Takes over an authenticated, connected stream socket.
+  void add_connection(Fd socket, ProcessId process, std::string host);
+  bool connected(const ProcessId& process) const;
+
+  std::shared_ptr<Group> create_group(uint64_t id, int32_t rank, std::vector<MemberInfo> members);
+  // Tells the members goodbye (or, where `error` is given, that the group failed). Ops in flight fail. Idempotent.
+  void close_group(const std::shared_ptr<Group>& group, std::shared_ptr<const Error> error = nullptr);
+  // Null while the group is healthy.
+  std::shared_ptr<const Error> failure(const Group& group) const;
+
+  // Ranks that the op needs and that have no connection yet.
+  std::vector<int32_t> unconnected_peers(const Group& group, const Operation& op) const;
+  // Starts the op. Never blocks on the network. Throws the group's Error where it failed or a peer has left.
+  void submit(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& op,
+              const PointToPoint* point_to_point = nullptr);
+
+  Counters counters() const;
+  void reset_counters();
+  uint64_t parked_nbytes() const;
+
+  // Says goodbye, waits until the peers have taken what was sent (at most options.linger_ms), joins the threads.
+  void shutdown();
+  // In a forked child: closes the sockets and pollers, so that the parent's death is seen by its peers.
+  void close_descriptors_in_child();
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  using ConnectionPtr = std::shared_ptr<Connection>;
+
+  // --- engine.cpp ---
+  void build_streams(Operation& op, const StreamKey& key);
+  InStream& in_stream(Connection& connection, const StreamKey& key);
+  ConnectionPtr connection_of(const Group& group, int32_t rank) const;
+  void completion_loop();
+  void enqueue_completion(std::function<void()> job);
+
+  // --- progress.cpp ---
+  static uint64_t open_nbytes(const OutStream& stream);
+  static bool gate_open(const Operation& op, const Gate& gate);
+  static bool can_consume(const InStream& stream);
+  void update_grant(InStream& stream);
+  void drain(InStream& stream, Lock& lock);
+  void consume(InStream& stream, const std::byte* data, uint64_t nbytes, Lock& lock);
+  void received(InStream& stream, uint64_t nbytes, Lock& lock);
+  void sent(OutStream& stream, uint64_t nbytes, Lock& lock);
+  void step_done(const std::shared_ptr<Operation>& op, Lock& lock);
+  void settle_if_complete(const std::shared_ptr<Operation>& op);
+  void leave_tables(Operation& op);
+  void settle(const std::shared_ptr<Operation>& op);
+  void unpin(const std::shared_ptr<Operation>& op);
+  void return_credit(Connection& connection, uint64_t nbytes);
+
+  // --- transmit.cpp ---
+  void mark_ready(OutStream& stream);
+  void queue_control(Connection& connection, ControlFrame frame);
+  void kick(Connection& connection, bool inline_allowed, Lock& lock);
+  bool inline_allowed(const Operation& op) const { return op.nbytes <= options_.inline_nbytes; }
+  bool transmit(Connection& connection, uint64_t budget_nbytes, Lock& lock);
+  bool next_frame(Connection& connection);
+  bool pick_payload(Connection& connection);
+  uint64_t sendable_nbytes(Connection& connection, OutStream& stream, bool& on_credit);
+  void frame_sent(Connection& connection, uint64_t nbytes, Lock& lock);
+  void hand_to_transmit_thread(Connection& connection);
+  void transmit_loop();
+
+  // --- receive.cpp ---
+  struct Target;
+  void receive_loop();
+  bool receive(Connection& connection);
+  Target choose_target(Connection& connection);
+  uint64_t finish_target(Connection& connection, const Target& target, uint64_t nbytes, Lock& lock);
+  void parse(Connection& connection, Lock& lock);
+  void on_header(Connection& connection, Lock& lock);
+  void on_data(Connection& connection, Lock& lock);
+  uint64_t deliver(Connection& connection, const std::byte* data, uint64_t nbytes, Lock& lock);
+  Parked& parking_block(Connection& connection, InStream& stream);
+  bool discarded(uint64_t group) const;
+  bool was_posted(const StreamKey& key, const ProcessId& process) const;
+
+  // --- faults.cpp ---
+  bool matches(InStream& stream);
+  void fail_operation(const std::shared_ptr<Operation>& op, std::shared_ptr<const Error> error);
+  void fail_group(Group& group, std::shared_ptr<const Error> error);
+  void fail_group(Group& group, ErrorInfo info);
+  void purge(uint64_t group);
+  void connection_lost(const ConnectionPtr& connection, std::string detail, int sys_errno);
+  void on_goodbye(Connection& connection, uint64_t group);
+  void on_error_frame(Connection& connection, const FrameHeader& header, const std::byte* payload);
+  void orphan_frame(Connection& connection);
+  void half_close_idle();
+  TimePoint expire(TimePoint now);
+  ErrorInfo describe_wait(const Operation& op) const;
+
+  const Options options_;
+  mutable std::mutex mutex_;
+  Poller receive_poller_;
+  Poller transmit_poller_;
+
+  std::unordered_map<uint64_t, ConnectionPtr> connections_;  // by id
+  std::unordered_map<ProcessId, ConnectionPtr> by_process_;
+  std::unordered_map<uint64_t, std::shared_ptr<Group>> groups_;
+  std::unordered_set<uint64_t> closed_groups_;  // late frames of these are dropped
+  std::deque<uint64_t> transmit_queue_;         // connection ids
+  uint64_t next_connection_ = 1;
+  uint64_t next_order_ = 1;
+  TimePoint next_deadline_ = kNever;
+  Counters counters_{};
+  bool stopping_ = false;
+
+  std::mutex completion_mutex_;
+  std::condition_variable completion_wake_;
+  std::deque<std::function<void()>> completion_queue_;
+  bool completion_stopping_ = false;
+
+  std::thread receive_thread_;
+  std::thread transmit_thread_;
+  std::thread completion_thread_;
+};
+
+}  // namespace mccl

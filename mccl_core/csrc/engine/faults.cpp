@@ -1,0 +1,280 @@
+// What goes wrong, and how all ranks of a group come to know it.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "engine/engine.hpp"
+#include "io/socket.hpp"
+
+namespace mccl {
+
+namespace {
+constexpr const char* kRestart = "All ops in flight of this group end with this error; destroy the group and make a new one";
+
+// Payload of an error frame: code, culprit's rank, then "host\0detail".
+std::string encode_error(const ErrorInfo& info) {
+  std::string payload(1, static_cast<char>(info.code));
+  const int32_t culprit = info.peer >= 0 ? info.peer : info.rank;
+  payload.append(reinterpret_cast<const char*>(&culprit), sizeof culprit);
+  payload += info.peer_host;
+  payload += '\0';
+  payload += info.detail;
+  if (payload.size() > kMaxErrorNbytes) payload.resize(kMaxErrorNbytes);
+  return payload;
+}
+}  // namespace
+
+// Compares what the sender believes with what was posted here. On a mismatch the group fails.
+bool Engine::matches(InStream& stream) {
+  const Operation& op = *stream.op;
+  Fingerprint expected = op.fingerprint;
+  if (expected.kind == OpKind::kAllToAll) expected.nbytes = stream.nbytes;  // the block that this peer sends
+  if (stream.fingerprint == expected) return true;
+  ErrorInfo info;
+  info.code = Code::kMismatch;
+  info.op = to_string(op.fingerprint.kind);
+  info.ticket = op.ticket;
+  info.peer = stream.peer;
+  info.peer_host = stream.connection->host;
+  info.detail = "called " + stream.fingerprint.describe() + " where rank " + std::to_string(op.group->rank) +
+                " called " + op.fingerprint.describe();
+  info.advice = "All ranks of a group must call the same collectives, with the same sizes and dtypes, in the same order";
+  fail_group(*op.group, std::move(info));
+  return false;
+}
+
+// The rest of a failed op's payload is copied: its memory goes back to the caller, yet the frame has to be finished, as
+// the connection may serve other groups.
+void Engine::orphan_frame(Connection& connection) {
+  OutFrame& frame = connection.frame;
+  std::vector<std::byte> rest(frame.payload.nbytes - frame.payload_sent);
+  uint64_t done = 0;
+  while (done < rest.size()) {
+    const Buffer part =
+        frame.op->buffers.front({frame.payload.offset + frame.payload_sent + done, rest.size() - done});
+    std::copy_n(part.data, part.nbytes, rest.data() + done);
+    done += part.nbytes;
+  }
+  frame.orphan = std::move(rest);
+  frame.payload = {};
+  frame.payload_sent = 0;
+  frame.stream = nullptr;
+  frame.op.reset();
+}
+
+void Engine::fail_operation(const std::shared_ptr<Operation>& op, std::shared_ptr<const Error> error) {
+  if (op->finished) return;
+  op->failure = std::move(error);
+  for (const auto& stream : op->out) {
+    Connection& connection = *stream->connection;
+    if (connection.frame.op == op && !connection.tx_busy) orphan_frame(connection);
+  }
+  leave_tables(*op);
+  if (op->pins == 0) settle(op);
+}
+
+void Engine::fail_group(Group& group, ErrorInfo info) {
+  if (group.failure) return;
+  info.rank = group.rank;
+  if (info.peer >= 0 && info.peer_host.empty()) info.peer_host = group.members[static_cast<size_t>(info.peer)].host;
+  if (info.advice.empty()) info.advice = kRestart;
+  fail_group(group, std::make_shared<const Error>(std::move(info)));
+}
+
+// Idempotent: the first error is the one that all see, and it is passed on once.
+void Engine::fail_group(Group& group, std::shared_ptr<const Error> error) {
+  if (group.failure) return;
+  group.failure = error;
+  ControlFrame notice;
+  notice.header.type = FrameType::kError;
+  notice.header.key.group = group.id;
+  notice.payload = encode_error(error->info());
+  for (int32_t rank = 0; rank < group.world(); ++rank) {
+    if (rank == group.rank || group.left[static_cast<size_t>(rank)]) continue;
+    const ConnectionPtr connection = connection_of(group, rank);
+    if (connection) queue_control(*connection, notice);
+  }
+  const auto in_flight = group.in_flight;
+  for (const auto& [order, op] : in_flight) fail_operation(op, error);
+  purge(group.id);
+}
+
+// Forgets everything about a group's streams that no op here owns.
+void Engine::purge(uint64_t group) {
+  for (const auto& [id, connection] : connections_) {
+    std::erase_if(connection->early_grants, [&](const auto& entry) { return entry.first.group == group; });
+    for (auto it = connection->in.begin(); it != connection->in.end();) {
+      InStream& stream = *it->second;
+      if (stream.key.group != group) {
+        ++it;
+        continue;
+      }
+      if (connection->rx_in == &stream) connection->rx_in = nullptr;
+      for (const Parked& block : stream.parked) {
+        if (block.on_credit) return_credit(*connection, block.filled);
+      }
+      it = connection->in.erase(it);
+    }
+  }
+}
+
+void Engine::close_group(const std::shared_ptr<Group>& group, std::shared_ptr<const Error> error) {
+  Lock lock(mutex_);
+  if (group->closed) return;
+  if (error) fail_group(*group, std::move(error));
+  const bool healthy = !group->failure;
+  if (healthy) {
+    ErrorInfo info;
+    info.code = Code::kAborted;
+    info.rank = group->rank;
+    info.detail = "the group was destroyed while this op was in flight";
+    info.advice = "Wait for all work before destroy_process_group()";
+    const auto aborted = std::make_shared<const Error>(std::move(info));
+    const auto in_flight = group->in_flight;
+    for (const auto& [order, op] : in_flight) fail_operation(op, aborted);
+    for (int32_t rank = 0; rank < group->world(); ++rank) {
+      if (rank == group->rank) continue;
+      const ConnectionPtr connection = connection_of(*group, rank);
+      ControlFrame goodbye;
+      goodbye.header.type = FrameType::kGoodbye;
+      goodbye.header.key.group = group->id;
+      if (connection) queue_control(*connection, std::move(goodbye));
+    }
+  }
+  purge(group->id);
+  group->closed = true;
+  groups_.erase(group->id);
+  closed_groups_.insert(group->id);
+}
+
+// An op that still needs the peer cannot end any more; one that has all of the peer's bytes can.
+void Engine::on_goodbye(Connection& connection, uint64_t id) {
+  const auto found = groups_.find(id);
+  if (found == groups_.end()) return;
+  Group& group = *found->second;
+  for (int32_t rank = 0; rank < group.world(); ++rank) {
+    const auto index = static_cast<size_t>(rank);
+    if (group.members[index].process != connection.process) continue;
+    group.left[index] = true;
+    for (const auto& [order, op] : group.in_flight) {
+      const auto needs = [&](const auto& stream) { return stream->peer == rank && stream->cursor < stream->steps.size(); };
+      const bool unsent = std::any_of(op->out.begin(), op->out.end(), needs);
+      const bool unseen = std::any_of(op->in.begin(), op->in.end(), [&](const InStream* stream) {
+        return stream->peer == rank && stream->arrived < stream->nbytes;
+      });
+      if (!unsent && !unseen) continue;
+      ErrorInfo info;
+      info.code = Code::kPeerLeft;
+      info.op = to_string(op->fingerprint.kind);
+      info.ticket = op->ticket;
+      info.peer = rank;
+      info.detail = "destroyed the group or ended before this op";
+      info.advice = "See that rank's log; all ranks must call the same collectives";
+      fail_group(group, std::move(info));
+      return;
+    }
+  }
+}
+
+void Engine::on_error_frame(Connection& connection, const FrameHeader& header, const std::byte* payload) {
+  const auto found = groups_.find(header.key.group);
+  if (found == groups_.end() || header.payload_nbytes < 1 + sizeof(int32_t)) return;
+  Group& group = *found->second;
+  ErrorInfo info;
+  info.code = static_cast<Code>(std::min(static_cast<uint8_t>(payload[0]), static_cast<uint8_t>(Code::kSystem)));
+  int32_t culprit;
+  std::memcpy(&culprit, payload + 1, sizeof culprit);
+  info.peer = culprit >= 0 && culprit < group.world() ? culprit : -1;
+  const std::string text(reinterpret_cast<const char*>(payload) + 1 + sizeof culprit,
+                         header.payload_nbytes - 1 - sizeof culprit);
+  const size_t split = std::min(text.find('\0'), text.size());
+  info.peer_host = text.substr(0, split);
+  info.detail = split < text.size() ? text.substr(split + 1) : "";
+  for (size_t rank = 0; rank < group.members.size(); ++rank) {
+    if (group.members[rank].process == connection.process && static_cast<int32_t>(rank) != info.peer) {
+      info.detail += " (reported by rank " + std::to_string(rank) + ")";
+      break;
+    }
+  }
+  fail_group(group, std::move(info));
+}
+
+void Engine::connection_lost(const ConnectionPtr& connection, std::string detail, int sys_errno) {
+  if (connection->lost) return;
+  connection->lost = true;
+  receive_poller_.remove(connection->fd.get());
+  if (connection->tx_blocked) transmit_poller_.remove(connection->fd.get());
+  connections_.erase(connection->id);
+  const auto current = by_process_.find(connection->process);
+  if (current != by_process_.end() && current->second == connection) by_process_.erase(current);
+
+  const auto groups = groups_;
+  for (const auto& [id, group] : groups) {
+    for (int32_t rank = 0; rank < group->world(); ++rank) {
+      const auto index = static_cast<size_t>(rank);
+      if (group->members[index].process != connection->process || group->left[index]) continue;
+      ErrorInfo info;
+      info.code = Code::kPeerLost;
+      info.peer = rank;
+      info.detail = detail;
+      info.sys_errno = sys_errno;
+      info.advice = "Its process has probably died: see its log. " + std::string(kRestart);
+      fail_group(*group, std::move(info));
+    }
+  }
+  shut_down(connection->fd.get());
+}
+
+// At shutdown: the sending half of a connection is closed once nothing is left to send.
+void Engine::half_close_idle() {
+  for (const auto& [id, connection] : connections_) {
+    if (!connection->tx_busy && !connection->tx_queued && !connection->tx_blocked && connection->frame.idle() &&
+        connection->control.empty() && !std::exchange(connection->tx_broken, true)) {
+      half_close(connection->fd.get());
+    }
+  }
+}
+
+ErrorInfo Engine::describe_wait(const Operation& op) const {
+  ErrorInfo info;
+  info.code = Code::kTimeout;
+  info.op = to_string(op.fingerprint.kind);
+  info.ticket = op.ticket;
+  for (const InStream* stream : op.in) {
+    if (stream->cursor < stream->steps.size()) {
+      info.peer = stream->peer;
+      info.detail = stream->announced ? "has not sent all its data in time" : "has not joined this op in time";
+      break;
+    }
+  }
+  if (info.peer < 0) {
+    for (const auto& stream : op.out) {
+      if (stream->cursor < stream->steps.size()) {
+        info.peer = stream->peer;
+        info.detail = "has not taken the data in time";
+        break;
+      }
+    }
+  }
+  info.advice = "See that rank's log; for slow work raise the timeout of init_process_group or new_group. " +
+                std::string(kRestart);
+  return info;
+}
+
+// Fails what is past its deadline; returns the next deadline.
+TimePoint Engine::expire(TimePoint now) {
+  TimePoint next = kNever;
+  const auto groups = groups_;
+  for (const auto& [id, group] : groups) {
+    for (const auto& [order, op] : group->in_flight) {
+      if (op->deadline <= now) {
+        fail_group(*group, describe_wait(*op));
+        break;
+      }
+      next = std::min(next, op->deadline);
+    }
+  }
+  return next;
+}
+
+}  // namespace mccl

@@ -1,0 +1,126 @@
+// One op in flight: its schedule, how far each step is, and how a caller waits for it.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "engine/buffers.hpp"
+#include "reduce/reduce.hpp"
+#include "schedule/step.hpp"
+#include "transport/frame.hpp"
+
+namespace mccl {
+
+class Connection;
+class Group;
+class Operation;
+
+// The bytes that this rank sends one peer in one op, in the order of the steps.
+struct OutStream {
+  Operation* op = nullptr;
+  Connection* connection = nullptr;
+  int32_t peer = -1;
+  StreamKey key;
+  std::vector<int32_t> steps;
+  size_t cursor = 0;      // index into steps; == size() when all is sent
+  uint64_t nbytes = 0;    // all bytes of the stream
+  uint64_t offset = 0;    // stream bytes put into frames
+  uint64_t granted = 0;   // stream offset up to which the peer wants the bytes
+  bool requested = false; // a grant was asked for at this offset
+  bool queued = false;    // in the connection's ready list
+};
+
+// Payload that came before it could be used. One block a frame, allocated whole, filled as bytes arrive.
+struct Parked {
+  std::shared_ptr<std::byte[]> data;  // shared with a thread that reads or fills it outside the lock
+  uint32_t nbytes = 0;
+  uint32_t filled = 0;
+  uint32_t consumed = 0;
+  bool on_credit = false;
+};
+
+// The bytes that one peer sends this rank in one op. Exists from the first frame or the post, whichever is first.
+struct InStream {
+  Operation* op = nullptr;  // null until the op is posted
+  Connection* connection = nullptr;
+  int32_t peer = -1;
+  StreamKey key;
+  Fingerprint fingerprint;  // as the sender states it
+  bool announced = false;   // a data frame or request has come
+  std::vector<int32_t> steps;
+  size_t cursor = 0;
+  uint64_t arrived = 0;     // stream bytes taken from the socket
+  uint64_t granted = 0;     // stream offset that the sender was told
+  uint64_t nbytes = 0;      // all bytes of the stream, once posted
+  bool requested = false;
+  bool busy = false;        // a thread is reading parked or arriving bytes into the op, outside the lock
+  std::deque<Parked> parked;
+};
+
+struct StepState {
+  uint64_t sent = 0;
+  uint64_t received = 0;
+};
+
+enum class OpState : uint8_t { kInFlight, kDone, kFailed };
+
+class Operation : public std::enable_shared_from_this<Operation> {
+ public:
+  Operation(Fingerprint fingerprint, Schedule schedule, Buffers buffers)
+      : fingerprint(fingerprint), steps(std::move(schedule.steps)), buffers(std::move(buffers)), states(steps.size()) {}
+
+  // --- for callers; any thread ---
+
+  // Blocks until the op has settled or the timeout has passed (negative: none). Returns false on timeout; throws
+  // Error where the op failed. The op itself goes on after a timeout of the wait.
+  bool wait(int64_t timeout_ms);
+  OpState state() const;
+  // What made it fail; null otherwise.
+  std::shared_ptr<const Error> error() const;
+  // Runs `callback` on the engine's completion thread, or here and now if the op has settled already.
+  void on_settled(std::function<void()> callback);
+
+  // --- set before submission ---
+  Fingerprint fingerprint;
+  std::vector<Step> steps;
+  Buffers buffers;
+  uint64_t nbytes = 0;  // of the caller's tensor
+  ReduceKernels kernels{};
+  size_t element_nbytes = 1;
+  double divisor = 1;
+  TimePoint deadline = kNever;
+  // Runs on the completion thread before the op settles as done (copying a staged result back).
+  std::function<void()> finalizer;
+  std::shared_ptr<void> keep_alive;  // owners of the buffers
+
+  // --- owned by the engine, under its lock ---
+  std::shared_ptr<Group> group;
+  uint64_t ticket = 0;
+  uint64_t order = 0;      // priority on the wire: order of posting in this process
+  std::vector<StepState> states;
+  std::vector<std::unique_ptr<OutStream>> out;
+  std::vector<InStream*> in;  // owned by the connections
+  uint64_t todo_nbytes = 0;   // to send and to receive
+  int pins = 0;               // threads that use the buffers outside the lock
+  bool finished = false;      // left the engine's tables
+  std::shared_ptr<const Error> failure;
+  TimePoint posted_at = 0;
+
+ private:
+  friend class Engine;
+  // Marks the op done or failed and wakes its waiters; returns the callbacks that are still to be run.
+  std::vector<std::function<void()>> settle();
+
+  mutable std::mutex mutex_;
+  std::condition_variable settled_;
+  OpState state_ = OpState::kInFlight;
+  std::vector<std::function<void()>> callbacks_;
+};
+
+}  // namespace mccl

@@ -1,0 +1,210 @@
+// What moves an op on: gates, grants, parked bytes, completion.
+#include <algorithm>
+#include <utility>
+
+#include "engine/engine.hpp"
+
+namespace mccl {
+
+bool Engine::gate_open(const Operation& op, const Gate& gate) {
+  if (gate.kind == GateKind::kOpen) return true;
+  const auto index = static_cast<size_t>(gate.step);
+  const Step& step = op.steps[index];
+  return gate.kind == GateKind::kSent ? op.states[index].sent == step.send.nbytes
+                                      : op.states[index].received == step.recv.nbytes;
+}
+
+// How many bytes of the stream's current step may be sent now.
+uint64_t Engine::open_nbytes(const OutStream& stream) {
+  if (stream.cursor == stream.steps.size()) return 0;
+  const Operation& op = *stream.op;
+  const auto index = static_cast<size_t>(stream.steps[stream.cursor]);
+  const Step& step = op.steps[index];
+  const uint64_t sent = op.states[index].sent;
+  if (step.send_gate.kind == GateKind::kReceivedBytes) {
+    return std::min(step.send.nbytes, op.states[static_cast<size_t>(step.send_gate.step)].received) - sent;
+  }
+  return gate_open(op, step.send_gate) ? step.send.nbytes - sent : 0;
+}
+
+bool Engine::can_consume(const InStream& stream) {
+  if (stream.op == nullptr || stream.busy || stream.cursor == stream.steps.size()) return false;
+  const Step& step = stream.op->steps[static_cast<size_t>(stream.steps[stream.cursor])];
+  return gate_open(*stream.op, step.recv_gate);
+}
+
+// Tells the sender up to where it may send without credit: all steps whose gates are open, one after another.
+void Engine::update_grant(InStream& stream) {
+  if (stream.op == nullptr || stream.cursor == stream.steps.size()) return;
+  if (stream.nbytes < options_.eager_grant_nbytes && !stream.requested) return;
+  uint64_t end = 0;
+  for (size_t i = 0; i < stream.steps.size(); ++i) {
+    const Step& step = stream.op->steps[static_cast<size_t>(stream.steps[i])];
+    if (i >= stream.cursor && !step.park && !gate_open(*stream.op, step.recv_gate)) break;
+    end += step.recv.nbytes;
+  }
+  if (end <= stream.granted || end <= stream.arrived) return;
+  stream.granted = end;
+  ControlFrame grant;
+  grant.header.type = FrameType::kGrant;
+  grant.header.key = stream.key;
+  grant.header.offset = end;
+  queue_control(*stream.connection, std::move(grant));
+}
+
+void Engine::return_credit(Connection& connection, uint64_t nbytes) {
+  connection.owed_nbytes += nbytes;
+  // Less than this rides on the next frame that goes there anyway.
+  if (connection.owed_nbytes >= options_.credit_nbytes / 4 && !std::exchange(connection.credit_queued, true)) {
+    queue_control(connection, {});
+  }
+}
+
+void Engine::drain(InStream& stream, Lock& lock) {
+  const std::shared_ptr<Operation> op = stream.op ? stream.op->shared_from_this() : nullptr;
+  if (!op) return;
+  while (!op->finished && !stream.parked.empty() && can_consume(stream)) {
+    Parked& block = stream.parked.front();
+    const auto index = static_cast<size_t>(stream.steps[stream.cursor]);
+    uint64_t n = block.filled - block.consumed;
+    n = std::min(n, op->steps[index].recv.nbytes - op->states[index].received);
+    n -= n % op->element_nbytes;
+    if (n == 0) return;
+    Connection& connection = *stream.connection;
+    // The block is booked before consume(), whose progress may complete the op and end the stream.
+    const std::shared_ptr<std::byte[]> data = block.data;
+    const uint32_t begin = block.consumed;
+    block.consumed += static_cast<uint32_t>(n);
+    if (block.consumed == block.nbytes) {
+      if (block.on_credit) return_credit(connection, block.nbytes);
+      stream.parked.pop_front();
+    }
+    consume(stream, data.get() + begin, n, lock);
+  }
+}
+
+namespace {
+void apply(const Operation& op, const Step& step, uint64_t done, const std::byte* data, uint64_t nbytes) {
+  while (nbytes > 0) {
+    const Buffer to = op.buffers.front({step.recv.offset + done, nbytes});
+    uint64_t n = to.nbytes;
+    if (step.action == Action::kCopy) {
+      std::copy_n(data, n, to.data);
+    } else {
+      const Buffer operand = op.buffers.front({step.operand + done, n});
+      n = operand.nbytes;
+      const ReduceFn fn = step.finish ? op.kernels.finish : op.kernels.combine;
+      const std::byte* lower = step.incoming_is_lower ? data : operand.data;
+      const std::byte* higher = step.incoming_is_lower ? operand.data : data;
+      fn(to.data, lower, higher, n / op.element_nbytes, op.divisor);
+    }
+    data += n;
+    done += n;
+    nbytes -= n;
+  }
+}
+}  // namespace
+
+// Takes the next bytes of the stream into the op, outside the lock.
+void Engine::consume(InStream& stream, const std::byte* data, uint64_t nbytes, Lock& lock) {
+  const std::shared_ptr<Operation> op = stream.op->shared_from_this();
+  const auto index = static_cast<size_t>(stream.steps[stream.cursor]);
+  const uint64_t done = op->states[index].received;
+  stream.busy = true;
+  ++op->pins;
+  lock.unlock();
+  apply(*op, op->steps[index], done, data, nbytes);
+  lock.lock();
+  if (!op->finished) {
+    stream.busy = false;
+    received(stream, nbytes, lock);
+  }
+  unpin(op);
+}
+
+void Engine::received(InStream& stream, uint64_t nbytes, Lock& lock) {
+  const std::shared_ptr<Operation> op = stream.op->shared_from_this();
+  const auto index = static_cast<size_t>(stream.steps[stream.cursor]);
+  op->states[index].received += nbytes;
+  op->todo_nbytes -= nbytes;
+  const bool done = op->states[index].received == op->steps[index].recv.nbytes;
+  if (done) ++stream.cursor;
+  for (size_t i = 0; i < op->out.size() && !op->finished; ++i) {
+    OutStream& out = *op->out[i];
+    if (open_nbytes(out) == 0) continue;
+    mark_ready(out);
+    kick(*out.connection, inline_allowed(*op), lock);
+  }
+  if (done && !op->finished) step_done(op, lock);
+  settle_if_complete(op);
+}
+
+void Engine::sent(OutStream& stream, uint64_t nbytes, Lock& lock) {
+  const std::shared_ptr<Operation> op = stream.op->shared_from_this();
+  const auto index = static_cast<size_t>(stream.steps[stream.cursor]);
+  op->states[index].sent += nbytes;
+  op->todo_nbytes -= nbytes;
+  if (op->states[index].sent == op->steps[index].send.nbytes) {
+    ++stream.cursor;
+    step_done(op, lock);
+  }
+  settle_if_complete(op);
+}
+
+// A gate may have opened: more can be granted, and what is parked behind it can be used.
+void Engine::step_done(const std::shared_ptr<Operation>& op, Lock& lock) {
+  for (size_t i = 0; i < op->in.size() && !op->finished; ++i) {
+    update_grant(*op->in[i]);
+    drain(*op->in[i], lock);
+  }
+}
+
+void Engine::leave_tables(Operation& op) {
+  op.finished = true;
+  for (const auto& stream : op.out) {
+    std::erase(stream->connection->ready, stream.get());
+    std::erase(stream->connection->starved, stream.get());
+    stream->connection->out.erase(stream->key);
+  }
+  for (InStream* stream : op.in) {
+    Connection& connection = *stream->connection;
+    if (connection.rx_in == stream) connection.rx_in = nullptr;
+    for (const Parked& block : stream->parked) {
+      if (block.on_credit) return_credit(connection, block.filled);
+    }
+    connection.in.erase(StreamKey(stream->key));
+  }
+  op.in.clear();
+  op.group->in_flight.erase(op.order);
+}
+
+void Engine::settle_if_complete(const std::shared_ptr<Operation>& op) {
+  if (op->finished || op->todo_nbytes > 0) return;
+  leave_tables(*op);
+  KindCounters& counter = counters_[static_cast<size_t>(op->fingerprint.kind)];
+  ++counter.count;
+  counter.nbytes += op->nbytes;
+  if (op->pins == 0) settle(op);
+}
+
+void Engine::unpin(const std::shared_ptr<Operation>& op) {
+  if (--op->pins == 0 && op->finished) settle(op);
+}
+
+// The one place where an op ends, for its waiters, its future and its callbacks.
+void Engine::settle(const std::shared_ptr<Operation>& op) {
+  if (op->finalizer && !op->failure) {
+    enqueue_completion([op] {
+      op->finalizer();
+      for (const auto& callback : op->settle()) callback();
+    });
+    return;
+  }
+  auto callbacks = op->settle();
+  if (callbacks.empty()) return;
+  enqueue_completion([callbacks = std::move(callbacks)] {
+    for (const auto& callback : callbacks) callback();
+  });
+}
+
+}  // namespace mccl

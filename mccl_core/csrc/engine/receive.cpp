@@ -1,0 +1,324 @@
+// Receiving: the receive thread reads every connection as soon as it has bytes, whatever the ops are doing. Bytes go
+// straight into the op where they are to be copied, through a cache-sized scratch where they are to be reduced, and
+// into parking blocks where nobody can use them yet.
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "engine/engine.hpp"
+#include "io/socket.hpp"
+
+namespace mccl {
+
+namespace {
+constexpr size_t kMaxParts = 32;
+constexpr size_t kIdleRead_nbytes = 16 * 1024;  // read where a header is expected: small frames come whole, and a
+                                                // large one leaves little to be copied out of the scratch
+constexpr size_t kAhead_nbytes = 4 * 1024;      // read beyond a payload that goes straight to its place
+constexpr uint32_t kDirect_nbytes = 4 * 1024;   // smaller payloads are not worth a system call of their own
+constexpr int kReadsPerTurn = 8;
+}  // namespace
+
+// Where the next read puts its bytes: first into `direct` (the op's memory or a parking block), then into the scratch.
+struct Engine::Target {
+  std::array<iovec, kMaxParts + 1> parts;
+  size_t count = 0;
+  uint64_t direct_nbytes = 0;
+  uint64_t room_nbytes = 0;
+  std::shared_ptr<Operation> op;  // pinned where bytes go into its memory
+  InStream* stream = nullptr;
+  bool parking = false;
+  std::shared_ptr<std::byte[]> block;
+};
+
+Parked& Engine::parking_block(Connection& connection, InStream& stream) {
+  if (stream.parked.empty() || stream.parked.back().filled == stream.parked.back().nbytes) {
+    Parked block;
+    block.nbytes = connection.left_nbytes;
+    block.data = std::make_shared_for_overwrite<std::byte[]>(block.nbytes);
+    block.on_credit = connection.header.on_credit;
+    stream.parked.push_back(std::move(block));
+  }
+  return stream.parked.back();
+}
+
+Engine::Target Engine::choose_target(Connection& connection) {
+  Target target;
+  const uint32_t left = connection.left_nbytes;
+  InStream* stream = connection.rx_in;
+  const auto add = [&](void* data, size_t nbytes) {
+    target.parts[target.count++] = {data, nbytes};
+    target.room_nbytes += nbytes;
+  };
+  if (connection.begin == connection.end) connection.begin = connection.end = 0;
+  if (left >= kDirect_nbytes && stream != nullptr && connection.end == 0) {
+    if (stream->parked.empty() && can_consume(*stream)) {
+      const auto index = static_cast<size_t>(stream->steps[stream->cursor]);
+      const Step& step = stream->op->steps[index];
+      if (step.action == Action::kCopy) {
+        const uint64_t done = stream->op->states[index].received;
+        const auto parts = std::span(target.parts).first(kMaxParts);
+        const uint64_t n = std::min<uint64_t>(left, step.recv.nbytes - done);
+        target.count = stream->op->buffers.fill({step.recv.offset + done, n}, parts);
+        for (size_t i = 0; i < target.count; ++i) target.direct_nbytes += target.parts[i].iov_len;
+        target.room_nbytes = target.direct_nbytes;
+        target.op = stream->op->shared_from_this();
+        target.stream = stream;
+        stream->busy = true;
+        ++target.op->pins;
+      }
+    } else {
+      Parked& block = parking_block(connection, *stream);
+      add(block.data.get() + block.filled, left);
+      target.direct_nbytes = left;
+      target.stream = stream;
+      target.parking = true;
+      target.block = block.data;
+    }
+  }
+  if (target.direct_nbytes > 0) {
+    if (target.direct_nbytes == left) add(connection.scratch.data(), kAhead_nbytes);
+    return target;
+  }
+  // Whole scratch for bytes to reduce; what is left over in it is part of a header or of an element.
+  auto* data = connection.scratch.data();
+  std::memmove(data, data + connection.begin, connection.end - connection.begin);
+  connection.end -= connection.begin;
+  connection.begin = 0;
+  size_t room = connection.scratch.size() - connection.end;
+  if (left == 0) room = std::min(room, kIdleRead_nbytes);
+  add(data + connection.end, room);
+  return target;
+}
+
+// Books what went to the direct part of the target. Returns how many bytes that were.
+uint64_t Engine::finish_target(Connection& connection, const Target& target, uint64_t nbytes, Lock& lock) {
+  const uint64_t direct = std::min(nbytes, target.direct_nbytes);
+  connection.left_nbytes -= static_cast<uint32_t>(direct);
+  const bool alive = connection.rx_in == target.stream && target.stream != nullptr;
+  if (target.parking) {
+    if (alive) {
+      target.stream->parked.back().filled += static_cast<uint32_t>(direct);
+      target.stream->arrived += direct;
+      drain(*target.stream, lock);
+    } else if (connection.header.on_credit) {
+      return_credit(connection, direct);
+    }
+  } else if (target.op) {
+    if (alive) {
+      target.stream->busy = false;
+      target.stream->arrived += direct;
+      if (connection.header.on_credit) return_credit(connection, direct);
+      if (direct > 0) received(*target.stream, direct, lock);
+    }
+    unpin(target.op);
+  }
+  return direct;
+}
+
+// One turn on a readable connection. Returns false where it came to its end.
+bool Engine::receive(Connection& connection) {
+  for (int turn = 0; turn < kReadsPerTurn; ++turn) {
+    Lock lock(mutex_);
+    if (connection.lost) return false;
+    Target target = choose_target(connection);
+    const int fd = connection.fd.get();
+    lock.unlock();
+    const ssize_t n = receive_some(fd, std::span(target.parts).first(target.count));
+    const int error = errno;
+    lock.lock();
+    const uint64_t got = n > 0 ? static_cast<uint64_t>(n) : 0;
+    connection.end += got - finish_target(connection, target, got, lock);
+    if (n == 0 || (n < 0 && error != EAGAIN && error != EWOULDBLOCK)) {
+      const auto found = connections_.find(connection.id);
+      if (found != connections_.end()) {
+        connection_lost(ConnectionPtr(found->second), n == 0 ? "closed the connection" : "cut the connection",
+                        n == 0 ? 0 : error);
+      }
+      return false;
+    }
+    if (n < 0) return true;
+    try {
+      parse(connection, lock);
+    } catch (const Error& fault) {
+      const auto found = connections_.find(connection.id);
+      if (found != connections_.end()) connection_lost(ConnectionPtr(found->second), fault.info().detail, 0);
+      return false;
+    }
+    if (got < target.room_nbytes) return true;  // the socket is empty
+  }
+  return true;
+}
+
+void Engine::parse(Connection& connection, Lock& lock) {
+  while (connection.begin < connection.end && !connection.lost) {
+    const size_t available = connection.end - connection.begin;
+    const std::byte* data = connection.scratch.data() + connection.begin;
+    if (connection.left_nbytes == 0) {
+      if (available < kHeaderNbytes) return;
+      connection.header = decode(data);
+      if (connection.header.type == FrameType::kError) {
+        const size_t whole = kHeaderNbytes + connection.header.payload_nbytes;
+        if (available < whole) return;
+        connection.begin += whole;
+        on_error_frame(connection, connection.header, data + kHeaderNbytes);
+        continue;
+      }
+      connection.begin += kHeaderNbytes;
+      on_header(connection, lock);
+    } else {
+      const uint64_t n = deliver(connection, data, std::min<uint64_t>(available, connection.left_nbytes), lock);
+      if (n == 0) return;
+      connection.begin += n;
+      connection.left_nbytes -= static_cast<uint32_t>(n);
+    }
+  }
+}
+
+bool Engine::discarded(uint64_t group) const {
+  if (closed_groups_.contains(group)) return true;
+  const auto found = groups_.find(group);
+  return found != groups_.end() && found->second->failure != nullptr;
+}
+
+void Engine::on_header(Connection& connection, Lock& lock) {
+  const FrameHeader& header = connection.header;
+  if (header.credit_nbytes > 0) {
+    connection.credit_nbytes = std::min(connection.credit_nbytes + header.credit_nbytes, options_.credit_nbytes);
+    for (OutStream* stream : std::exchange(connection.starved, {})) mark_ready(*stream);
+    kick(connection, false, lock);
+  }
+  switch (header.type) {
+    case FrameType::kData: on_data(connection, lock); break;
+    case FrameType::kGrant: {
+      const auto found = connection.out.find(header.key);
+      if (found != connection.out.end()) {
+        OutStream& stream = *found->second;
+        stream.granted = std::max(stream.granted, header.offset);
+        stream.requested = false;
+        mark_ready(stream);
+        kick(connection, false, lock);
+      } else if (!discarded(header.key.group) && !was_posted(header.key, connection.process)) {
+        connection.early_grants[header.key] = header.offset;
+      }
+      break;
+    }
+    case FrameType::kRequest: {
+      if (discarded(header.key.group)) break;
+      InStream& stream = in_stream(connection, header.key);
+      stream.requested = true;
+      stream.fingerprint = header.fingerprint;
+      stream.announced = true;
+      if (stream.op != nullptr && matches(stream)) update_grant(stream);
+      break;
+    }
+    case FrameType::kGoodbye: on_goodbye(connection, header.key.group); break;
+    case FrameType::kCredit:
+    case FrameType::kError: break;
+  }
+}
+
+// A grant for an op that is over already says nothing new.
+bool Engine::was_posted(const StreamKey& key, const ProcessId& process) const {
+  const auto found = groups_.find(key.group);
+  if (found == groups_.end()) return false;
+  const Group& group = *found->second;
+  if (!key.point_to_point) return key.sequence < group.next_ticket;
+  for (size_t rank = 0; rank < group.members.size(); ++rank) {
+    if (group.members[rank].process != process) continue;
+    StreamKey counter = key;
+    counter.sequence = rank;
+    const auto next = group.next_sent.find(counter);
+    return next != group.next_sent.end() && key.sequence <= next->second;
+  }
+  return false;
+}
+
+void Engine::on_data(Connection& connection, Lock&) {
+  const FrameHeader& header = connection.header;
+  connection.left_nbytes = header.payload_nbytes;
+  connection.rx_in = nullptr;
+  if (discarded(header.key.group)) return;
+  InStream& stream = in_stream(connection, header.key);
+  stream.fingerprint = header.fingerprint;
+  stream.announced = true;
+  connection.rx_in = &stream;
+  if (stream.op == nullptr) return;
+  if (!matches(stream)) return;  // the group has failed, and with it this stream
+  const uint64_t parked_or_here = stream.arrived + header.payload_nbytes;
+  if (header.offset != stream.arrived || parked_or_here > stream.nbytes) {
+    ErrorInfo info;
+    info.code = Code::kProtocol;
+    info.detail = "bytes beyond the end of " + stream.fingerprint.describe();
+    info.op = to_string(stream.op->fingerprint.kind);
+    info.ticket = stream.op->ticket;
+    info.peer = stream.peer;
+    fail_group(*stream.op->group, std::move(info));
+  }
+}
+
+// Takes payload bytes from the scratch. Returns how many; 0 where an element is not complete yet.
+uint64_t Engine::deliver(Connection& connection, const std::byte* data, uint64_t nbytes, Lock& lock) {
+  InStream* stream = connection.rx_in;
+  if (stream == nullptr) {
+    if (connection.header.on_credit) return_credit(connection, nbytes);
+    return nbytes;
+  }
+  if (!stream->parked.empty() || !can_consume(*stream)) {
+    Parked& block = parking_block(connection, *stream);
+    std::copy_n(data, nbytes, block.data.get() + block.filled);
+    block.filled += static_cast<uint32_t>(nbytes);
+    stream->arrived += nbytes;
+    drain(*stream, lock);
+    return nbytes;
+  }
+  const Operation& op = *stream->op;
+  const auto index = static_cast<size_t>(stream->steps[stream->cursor]);
+  nbytes = std::min(nbytes, op.steps[index].recv.nbytes - op.states[index].received);
+  if (op.steps[index].action == Action::kReduce) nbytes -= nbytes % op.element_nbytes;
+  if (nbytes == 0) return 0;
+  stream->arrived += nbytes;
+  if (connection.header.on_credit) return_credit(connection, nbytes);
+  consume(*stream, data, nbytes, lock);
+  return nbytes;
+}
+
+void Engine::receive_loop() {
+  std::array<PollEvent, 64> events;
+  TimePoint linger_until = kNever;
+  while (true) {
+    TimePoint wake_at;
+    {
+      Lock lock(mutex_);
+      if (stopping_ && linger_until == kNever) linger_until = deadline_after_ms(options_.linger_ms);
+      if (stopping_) half_close_idle();
+      if (stopping_ && (connections_.empty() || now_ns() >= linger_until)) {
+        for (const auto& [id, connection] : connections_) connection->lost = true;
+        connections_.clear();
+        by_process_.clear();
+        return;
+      }
+      wake_at = std::min(next_deadline_, linger_until);
+    }
+    const size_t count = receive_poller_.wait(events, wake_at);
+    for (size_t i = 0; i < count; ++i) {
+      ConnectionPtr connection;
+      {
+        Lock lock(mutex_);
+        const auto found = connections_.find(reinterpret_cast<uint64_t>(events[i].token));
+        if (found == connections_.end()) continue;
+        connection = found->second;
+      }
+      receive(*connection);
+    }
+    const TimePoint now = now_ns();
+    if (now >= wake_at) {
+      Lock lock(mutex_);
+      next_deadline_ = expire(now);
+    }
+  }
+}
+
+}  // namespace mccl

@@ -1,0 +1,176 @@
+#include "op/collective.hpp"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace mccl {
+
+namespace {
+OperationPtr make(Fingerprint fingerprint, uint64_t nbytes, Schedule schedule, std::vector<Buffer> buffers) {
+  const uint64_t scratch_nbytes = schedule.scratch_nbytes;
+  auto op = std::make_shared<Operation>(fingerprint, std::move(schedule), Buffers(std::move(buffers), scratch_nbytes));
+  op->element_nbytes = element_nbytes(fingerprint.dtype);
+  op->nbytes = nbytes;
+  return op;
+}
+
+OperationPtr make_reduction(Member me, Fingerprint fingerprint, uint64_t nbytes, Schedule schedule,
+                            std::vector<Buffer> buffers) {
+  auto op = make(fingerprint, nbytes, std::move(schedule), std::move(buffers));
+  op->kernels = reduce_kernels(fingerprint.dtype, fingerprint.reduce_op);
+  op->divisor = me.world;
+  return op;
+}
+
+void check_root(Member me, int32_t root, const char* name) {
+  if (root >= 0 && root < me.world) return;
+  throw_usage(std::string(name) + ": rank " + std::to_string(root) + " is not in this group of " +
+                  std::to_string(me.world),
+              "Name a rank from 0 to " + std::to_string(me.world - 1));
+}
+
+void check_peer(Member me, int32_t peer, const char* name) {
+  check_root(me, peer, name);
+  if (peer == me.rank) throw_usage(std::string(name) + ": a rank cannot exchange messages with itself");
+}
+
+void check_blocks(Member me, const std::vector<Buffer>& blocks, uint64_t nbytes, const char* what) {
+  if (blocks.size() != static_cast<size_t>(me.world)) {
+    throw_usage(std::string(what) + ": got " + std::to_string(blocks.size()) + " tensors in a group of " +
+                    std::to_string(me.world),
+                "Give one tensor for each rank");
+  }
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i].nbytes == nbytes) continue;
+    throw_usage(std::string(what) + ": the tensor for rank " + std::to_string(i) + " has " +
+                    std::to_string(blocks[i].nbytes) + " bytes, expected " + std::to_string(nbytes),
+                "All tensors must have the same size and dtype");
+  }
+}
+
+void copy(const Buffer& from, const Buffer& to) {
+  MCCL_ASSERT(from.nbytes == to.nbytes);
+  if (from.nbytes > 0 && from.data != to.data) std::memmove(to.data, from.data, from.nbytes);
+}
+}  // namespace
+
+OperationPtr all_reduce(const Options& options, Member me, std::vector<Buffer> data, Elements elements) {
+  uint64_t n = 0;
+  for (const Buffer& buffer : data) n += buffer.nbytes;
+  Schedule schedule;
+  if (me.world > 1) {
+    schedule = n < options.ring_min_nbytes ? recursive_doubling_all_reduce(me, n)
+                                           : ring_all_reduce(me, n, element_nbytes(elements.dtype));
+  }
+  return make_reduction(me, {OpKind::kAllReduce, elements.op, elements.dtype, -1, n}, n, std::move(schedule),
+                        std::move(data));
+}
+
+OperationPtr broadcast(Member me, int32_t root, Buffer data, DType dtype) {
+  check_root(me, root, "broadcast");
+  Schedule schedule;
+  if (me.world > 1) schedule = binomial_broadcast(me, root, data.nbytes);
+  return make({OpKind::kBroadcast, ReduceOp::kSum, dtype, root, data.nbytes}, data.nbytes, std::move(schedule), {data});
+}
+
+OperationPtr reduce(Member me, int32_t root, Buffer data, Elements elements) {
+  check_root(me, root, "reduce");
+  Schedule schedule;
+  if (me.world > 1) schedule = binomial_reduce(me, root, data.nbytes);
+  return make_reduction(me, {OpKind::kReduce, elements.op, elements.dtype, root, data.nbytes}, data.nbytes,
+                        std::move(schedule), {data});
+}
+
+OperationPtr all_gather(Member me, Buffer input, std::vector<Buffer> outputs, DType dtype) {
+  check_blocks(me, outputs, input.nbytes, "all_gather");
+  copy(input, outputs[static_cast<size_t>(me.rank)]);
+  Schedule schedule;
+  if (me.world > 1) schedule = ring_all_gather(me, input.nbytes);
+  return make({OpKind::kAllGather, ReduceOp::kSum, dtype, -1, input.nbytes}, input.nbytes, std::move(schedule),
+              std::move(outputs));
+}
+
+OperationPtr reduce_scatter(Member me, std::vector<Buffer> inputs, Buffer output, Elements elements) {
+  check_blocks(me, inputs, output.nbytes, "reduce_scatter");
+  Schedule schedule;
+  if (me.world > 1) {
+    schedule = ring_reduce_scatter(me, output.nbytes);
+  } else {
+    copy(inputs[0], output);
+  }
+  std::vector<Buffer> buffers = std::move(inputs);
+  buffers.push_back(output);
+  return make_reduction(me, {OpKind::kReduceScatter, elements.op, elements.dtype, -1, output.nbytes}, output.nbytes,
+                        std::move(schedule), std::move(buffers));
+}
+
+OperationPtr gather(Member me, int32_t root, Buffer input, std::vector<Buffer> outputs, DType dtype) {
+  check_root(me, root, "gather");
+  if (me.rank == root) {
+    check_blocks(me, outputs, input.nbytes, "gather");
+    copy(input, outputs[static_cast<size_t>(root)]);
+  }
+  std::vector<Buffer> buffers = me.rank == root ? std::move(outputs) : std::vector<Buffer>{input};
+  return make({OpKind::kGather, ReduceOp::kSum, dtype, root, input.nbytes}, input.nbytes,
+              direct_gather(me, root, input.nbytes), std::move(buffers));
+}
+
+OperationPtr scatter(Member me, int32_t root, std::vector<Buffer> inputs, Buffer output, DType dtype) {
+  check_root(me, root, "scatter");
+  if (me.rank == root) {
+    check_blocks(me, inputs, output.nbytes, "scatter");
+    copy(inputs[static_cast<size_t>(root)], output);
+  }
+  std::vector<Buffer> buffers = me.rank == root ? std::move(inputs) : std::vector<Buffer>{output};
+  return make({OpKind::kScatter, ReduceOp::kSum, dtype, root, output.nbytes}, output.nbytes,
+              direct_scatter(me, root, output.nbytes), std::move(buffers));
+}
+
+OperationPtr all_to_all(Member me, std::vector<Buffer> inputs, std::vector<Buffer> outputs, DType dtype) {
+  const auto world = static_cast<size_t>(me.world);
+  const auto own = static_cast<size_t>(me.rank);
+  if (inputs.size() != world || outputs.size() != world) {
+    throw_usage("all_to_all: got " + std::to_string(inputs.size()) + " inputs and " + std::to_string(outputs.size()) +
+                    " outputs in a group of " + std::to_string(world),
+                "Give one block for each rank on both sides");
+  }
+  if (inputs[own].nbytes != outputs[own].nbytes) {
+    throw_usage("all_to_all: this rank's own block has " + std::to_string(inputs[own].nbytes) + " bytes to send and " +
+                    std::to_string(outputs[own].nbytes) + " to receive",
+                "Input and output splits must agree between all pairs of ranks");
+  }
+  copy(inputs[own], outputs[own]);
+  std::vector<uint64_t> send_nbytes, recv_nbytes;
+  uint64_t total = 0;
+  for (const Buffer& buffer : inputs) total += buffer.nbytes, send_nbytes.push_back(buffer.nbytes);
+  for (const Buffer& buffer : outputs) recv_nbytes.push_back(buffer.nbytes);
+  Schedule schedule = pairwise_all_to_all(me, send_nbytes, recv_nbytes);
+  std::vector<Buffer> buffers = std::move(inputs);
+  buffers.insert(buffers.end(), outputs.begin(), outputs.end());
+  return make({OpKind::kAllToAll, ReduceOp::kSum, dtype, -1, 0}, total, std::move(schedule), std::move(buffers));
+}
+
+OperationPtr barrier(Member me) {
+  return make({OpKind::kBarrier, ReduceOp::kSum, DType::kUInt8, -1, 0}, 0, dissemination_barrier(me), {});
+}
+
+OperationPtr send(Member me, int32_t to, Buffer data, DType dtype) {
+  check_peer(me, to, "send");
+  Schedule schedule;
+  if (data.nbytes > 0) schedule.steps.push_back(send_step(to, {0, data.nbytes}));
+  return make({OpKind::kPointToPoint, ReduceOp::kSum, dtype, -1, data.nbytes}, data.nbytes, std::move(schedule), {data});
+}
+
+OperationPtr receive(Member me, int32_t from, Buffer data, DType dtype) {
+  check_peer(me, from, "recv");
+  Schedule schedule;
+  if (data.nbytes > 0) {
+    Step step;
+    set_copy(step, from, {0, data.nbytes});
+    schedule.steps.push_back(step);
+  }
+  return make({OpKind::kPointToPoint, ReduceOp::kSum, dtype, -1, data.nbytes}, data.nbytes, std::move(schedule), {data});
+}
+
+}  // namespace mccl

@@ -1,0 +1,45 @@
+// From a collective call to an op that the engine can run: checks the sizes, chooses the algorithm, lays out the
+// address space. Knows no torch and no sockets.
+//
+// All functions copy what stays on this rank at once, on the calling thread, and return an op that is ready for
+// Engine::submit. Buffers must stay valid until the op has settled (Operation::keep_alive). They throw Error (kUsage)
+// for sizes that do not fit together.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/options.hpp"
+#include "engine/operation.hpp"
+#include "schedule/schedule.hpp"
+
+namespace mccl {
+
+using OperationPtr = std::shared_ptr<Operation>;
+
+struct Elements {
+  DType dtype = DType::kUInt8;
+  ReduceOp op = ReduceOp::kSum;
+};
+
+// In place on `data`, one or more buffers taken as their concatenation.
+OperationPtr all_reduce(const Options& options, Member me, std::vector<Buffer> data, Elements elements);
+OperationPtr broadcast(Member me, int32_t root, Buffer data, DType dtype);
+// The result is in `data` at the root; elsewhere `data` is left as it is.
+OperationPtr reduce(Member me, int32_t root, Buffer data, Elements elements);
+// `outputs`: world buffers of the input's size.
+OperationPtr all_gather(Member me, Buffer input, std::vector<Buffer> outputs, DType dtype);
+// `inputs`: world buffers of the output's size.
+OperationPtr reduce_scatter(Member me, std::vector<Buffer> inputs, Buffer output, Elements elements);
+// `outputs`: world buffers of the input's size at the root, none elsewhere.
+OperationPtr gather(Member me, int32_t root, Buffer input, std::vector<Buffer> outputs, DType dtype);
+// `inputs`: world buffers of the output's size at the root, none elsewhere.
+OperationPtr scatter(Member me, int32_t root, std::vector<Buffer> inputs, Buffer output, DType dtype);
+// One buffer a rank on both sides; block i of rank j goes to block j of rank i and must have its size.
+OperationPtr all_to_all(Member me, std::vector<Buffer> inputs, std::vector<Buffer> outputs, DType dtype);
+OperationPtr barrier(Member me);
+OperationPtr send(Member me, int32_t to, Buffer data, DType dtype);
+OperationPtr receive(Member me, int32_t from, Buffer data, DType dtype);
+
+}  // namespace mccl

@@ -1,0 +1,109 @@
+// The Python module mccl_core._C: the engine and the backend. Its types are described in mccl_core/_C.pyi.
+#include <pybind11/chrono.h>
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include <unistd.h>
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "torch/process_group.hpp"
+
+namespace py = pybind11;
+using mccl::Engine;
+using mccl::Group;
+using mccl::MemberInfo;
+using mccl::Options;
+using mccl::ProcessGroupMCCL;
+
+namespace {
+
+template <class T>
+T take(const py::dict& values, const char* name) {
+  if (!values.contains(name)) throw py::key_error(std::string("mccl options lack ") + name);
+  return values[name].cast<T>();
+}
+
+Options options_from(const py::dict& values) {
+  Options options{};
+  options.segment_nbytes = take<uint64_t>(values, "segment_nbytes");
+  options.scratch_nbytes = take<uint64_t>(values, "scratch_nbytes");
+  options.inline_nbytes = take<uint64_t>(values, "inline_nbytes");
+  options.credit_nbytes = take<uint64_t>(values, "credit_nbytes");
+  options.eager_grant_nbytes = take<uint64_t>(values, "eager_grant_nbytes");
+  options.ring_min_nbytes = take<uint64_t>(values, "ring_min_nbytes");
+  options.socket_buffer_nbytes = take<uint64_t>(values, "socket_buffer_nbytes");
+  options.linger_ms = take<int64_t>(values, "linger_ms");
+  return options;
+}
+
+py::dict counters_of(const Engine& engine) {
+  py::dict result;
+  const mccl::Counters counters = engine.counters();
+  for (size_t kind = 0; kind < counters.size(); ++kind) {
+    py::dict entry;
+    entry["count"] = counters[kind].count;
+    entry["bytes"] = counters[kind].nbytes;
+    result[mccl::to_string(static_cast<mccl::OpKind>(kind))] = entry;
+  }
+  return result;
+}
+
+void bind_engine(py::module_& m) {
+  const auto free_gil = py::call_guard<py::gil_scoped_release>();
+  py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
+      .def(py::init([](const py::dict& options) { return std::make_shared<Engine>(options_from(options)); }),
+           py::arg("options"))
+      .def(
+          "add_connection",
+          [](Engine& engine, int fd, const py::bytes& process, std::string host) {
+            engine.add_connection(mccl::Fd(fd), std::string(process), std::move(host));
+          },
+          py::arg("fd"), py::arg("process"), py::arg("host"))
+      .def(
+          "connected", [](const Engine& engine, const py::bytes& process) { return engine.connected(process); },
+          py::arg("process"))
+      .def("counters", &counters_of)
+      .def("reset_counters", &Engine::reset_counters)
+      .def("parked_nbytes", &Engine::parked_nbytes)
+      .def("shutdown", &Engine::shutdown, free_gil)
+      .def("close_descriptors_in_child", &Engine::close_descriptors_in_child);
+}
+
+c10::intrusive_ptr<ProcessGroupMCCL> make_group(const std::shared_ptr<Engine>& engine, uint64_t id, int32_t rank,
+                                                const std::vector<std::pair<py::bytes, std::string>>& members,
+                                                std::chrono::milliseconds timeout, py::function connect) {
+  std::vector<MemberInfo> infos;
+  for (const auto& [process, host] : members) infos.push_back({std::string(process), host});
+  // Destroyed with the GIL held, whichever thread drops the group.
+  const std::shared_ptr<py::function> held(new py::function(std::move(connect)), [](py::function* f) {
+    py::gil_scoped_acquire gil;
+    delete f;
+  });
+  auto connector = [held](const std::vector<int32_t>& ranks) {
+    py::gil_scoped_acquire gil;
+    (*held)(ranks);
+  };
+  auto group = engine->create_group(id, rank, std::move(infos));
+  return c10::make_intrusive<ProcessGroupMCCL>(engine, std::move(group), timeout, std::move(connector));
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "The compiled core of mccl_core";
+  py::register_exception_translator([](std::exception_ptr p) {
+    try {
+      if (p) std::rethrow_exception(p);
+    } catch (const mccl::Error& error) {
+      const bool usage = error.info().code == mccl::Code::kUsage;
+      PyErr_SetString(usage ? PyExc_ValueError : PyExc_RuntimeError, error.what());
+    }
+  });
+  py::module_::import("torch.distributed");  // registers c10d::Backend
+  bind_engine(m);
+  py::class_<ProcessGroupMCCL, c10d::Backend, c10::intrusive_ptr<ProcessGroupMCCL>>(m, "ProcessGroupMCCL")
+      .def(py::init(&make_group), py::arg("engine"), py::arg("group_id"), py::arg("rank"), py::arg("members"),
+           py::arg("timeout"), py::arg("connect"))
+      .def("get_error", &ProcessGroupMCCL::getError);
+}

@@ -1,0 +1,116 @@
+#include "torch/tensors.hpp"
+
+#include <ATen/ops/empty_like.h>
+
+namespace mccl {
+
+namespace {
+std::optional<DType> known_dtype(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: return DType::kFloat32;
+    case at::kDouble: return DType::kFloat64;
+    case at::kHalf: return DType::kFloat16;
+    case at::kBFloat16: return DType::kBFloat16;
+    case at::kChar: return DType::kInt8;
+    case at::kByte: return DType::kUInt8;
+    case at::kShort: return DType::kInt16;
+    case at::kUInt16: return DType::kUInt16;
+    case at::kInt: return DType::kInt32;
+    case at::kUInt32: return DType::kUInt32;
+    case at::kLong: return DType::kInt64;
+    case at::kUInt64: return DType::kUInt64;
+    case at::kBool: return DType::kBool;
+    default: return std::nullopt;
+  }
+}
+}  // namespace
+
+DType reduction_dtype(const at::Tensor& tensor, const c10d::ReduceOp& op, const char* name) {
+  at::ScalarType type = tensor.scalar_type();
+  if (tensor.is_complex()) {
+    TORCH_CHECK(c10d::isComplexViewAsRealAllowed(op), "mccl: ", name, ": this reduce op is not defined for ", type,
+                " tensors. Use SUM, AVG or PREMUL_SUM");
+    type = c10::toRealValueType(type);
+  }
+  const auto dtype = known_dtype(type);
+  TORCH_CHECK_TYPE(dtype.has_value(), "mccl: ", name, ": cannot reduce ", tensor.scalar_type(),
+                   " tensors. Convert to a floating-point, integer, bool or complex type first");
+  return *dtype;
+}
+
+DType transport_dtype(const at::Tensor& tensor) { return known_dtype(tensor.scalar_type()).value_or(DType::kUInt8); }
+
+ReduceOp reduce_op(const c10d::ReduceOp& op, const char* name) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM: return ReduceOp::kSum;
+    case c10d::ReduceOp::AVG: return ReduceOp::kAvg;
+    case c10d::ReduceOp::PRODUCT: return ReduceOp::kProduct;
+    case c10d::ReduceOp::MIN: return ReduceOp::kMin;
+    case c10d::ReduceOp::MAX: return ReduceOp::kMax;
+    case c10d::ReduceOp::BAND: return ReduceOp::kBitAnd;
+    case c10d::ReduceOp::BOR: return ReduceOp::kBitOr;
+    case c10d::ReduceOp::BXOR: return ReduceOp::kBitXor;
+    case c10d::ReduceOp::PREMUL_SUM: return ReduceOp::kPremulSum;
+    default: break;
+  }
+  TORCH_CHECK(false, "mccl: ", name, ": unknown reduce op");
+}
+
+void check_tensor(const at::Tensor& tensor, const char* name) {
+  TORCH_CHECK(tensor.layout() == at::kStrided, "mccl: ", name, ": got a sparse tensor; call .to_dense() first");
+  TORCH_CHECK(tensor.device().is_cpu(), "mccl: ", name, ": got a tensor on ", tensor.device(),
+              "; this build of mccl moves CPU tensors only. Use .cpu(), or NCCL for CUDA");
+}
+
+void check_same(const at::Tensor& tensor, const at::Tensor& like, const char* name) {
+  check_tensor(tensor, name);
+  TORCH_CHECK_TYPE(tensor.scalar_type() == like.scalar_type(), "mccl: ", name, ": tensors of ", like.scalar_type(),
+                   " and ", tensor.scalar_type(), " in one call; use one dtype");
+}
+
+Buffer buffer_of(const at::Tensor& contiguous) {
+  return {static_cast<std::byte*>(contiguous.data_ptr()), static_cast<uint64_t>(contiguous.nbytes())};
+}
+
+std::vector<Buffer> slices_of(const at::Tensor& contiguous, int64_t count, const char* name) {
+  TORCH_CHECK_VALUE(contiguous.numel() % count == 0, "mccl: ", name, ": a tensor of ", contiguous.numel(),
+                    " elements cannot be split over ", count, " ranks; its size must be a multiple of the world size");
+  const Buffer whole = buffer_of(contiguous);
+  const uint64_t nbytes = whole.nbytes / static_cast<uint64_t>(count);
+  std::vector<Buffer> slices;
+  for (int64_t i = 0; i < count; ++i) slices.push_back({whole.data + static_cast<uint64_t>(i) * nbytes, nbytes});
+  return slices;
+}
+
+at::Tensor Staging::input(const at::Tensor& tensor) {
+  kept_.push_back(tensor.contiguous());
+  return kept_.back();
+}
+
+at::Tensor Staging::output(const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) {
+    kept_.push_back(tensor);
+    return tensor;
+  }
+  copy_back_.push_back({at::empty_like(tensor, at::MemoryFormat::Contiguous), tensor});
+  return copy_back_.back().staged;
+}
+
+at::Tensor Staging::in_place(const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) {
+    kept_.push_back(tensor);
+    return tensor;
+  }
+  copy_back_.push_back({tensor.contiguous(), tensor});
+  return copy_back_.back().staged;
+}
+
+std::function<void()> Staging::finish() const {
+  if (copy_back_.empty()) return nullptr;
+  return [pairs = copy_back_] {
+    at::NoGradGuard no_grad;
+    for (const Pair& pair : pairs) pair.original.copy_(pair.staged);
+  };
+}
+
+}  // namespace mccl

@@ -1,0 +1,50 @@
+// Tensors as the core sees them: buffers, element types, staging for what is not contiguous.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include "engine/buffers.hpp"
+#include "reduce/types.hpp"
+
+namespace mccl {
+
+// For reductions: the tensor must have an element type that we can compute with (complex ones as pairs, where the
+// operator allows it). Throws c10 errors that name the op.
+DType reduction_dtype(const at::Tensor& tensor, const c10d::ReduceOp& op, const char* name);
+// For moving bytes: a type we do not compute with travels as bytes.
+DType transport_dtype(const at::Tensor& tensor);
+ReduceOp reduce_op(const c10d::ReduceOp& op, const char* name);
+// Dense, on the CPU.
+void check_tensor(const at::Tensor& tensor, const char* name);
+void check_same(const at::Tensor& tensor, const at::Tensor& like, const char* name);
+
+Buffer buffer_of(const at::Tensor& contiguous);
+// `count` equal slices of a contiguous tensor.
+std::vector<Buffer> slices_of(const at::Tensor& contiguous, int64_t count, const char* name);
+
+// Contiguous stand-ins for the caller's tensors. Inputs are copied in; outputs are copied back by finish().
+class Staging {
+ public:
+  at::Tensor input(const at::Tensor& tensor);
+  at::Tensor output(const at::Tensor& tensor);
+  at::Tensor in_place(const at::Tensor& tensor);
+  void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
+  // Null where nothing has to be copied back.
+  std::function<void()> finish() const;
+  std::vector<at::Tensor> kept() const { return kept_; }
+
+ private:
+  struct Pair {
+    at::Tensor staged;
+    at::Tensor original;
+  };
+  std::vector<at::Tensor> kept_;
+  std::vector<Pair> copy_back_;
+};
+
+}  // namespace mccl

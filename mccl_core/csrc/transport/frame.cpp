@@ -1,0 +1,132 @@
+#include "transport/frame.hpp"
+
+#include <bit>
+#include <cstring>
+
+#include "base/crc32c.hpp"
+#include "base/error.hpp"
+
+namespace mccl {
+
+static_assert(std::endian::native == std::endian::little, "the wire format is little-endian, and so are all our hosts");
+
+namespace {
+constexpr uint32_t kMagic = 0x4C43434D;  // "MCCL"
+constexpr uint8_t kVersion = 1;
+constexpr uint8_t kFlagOnCredit = 1;
+constexpr uint8_t kFlagPointToPoint = 2;
+
+struct Wire {
+  uint32_t magic;
+  uint8_t version;
+  uint8_t type;
+  uint8_t flags;
+  uint8_t kind;
+  uint64_t group;
+  uint64_t sequence;
+  uint32_t tag;
+  int32_t root;
+  uint64_t offset;
+  uint64_t nbytes;
+  uint32_t payload_nbytes;
+  uint32_t credit_nbytes;
+  uint8_t reduce_op;
+  uint8_t dtype;
+  uint16_t reserved;
+  uint32_t crc;
+};
+static_assert(sizeof(Wire) == kHeaderNbytes);
+
+[[noreturn]] void malformed(const std::string& what) {
+  ErrorInfo info;
+  info.code = Code::kProtocol;
+  info.detail = "malformed frame: " + what;
+  info.advice = "Check that all ranks run the same release of mccl-fleet";
+  throw Error(std::move(info));
+}
+}  // namespace
+
+const char* to_string(OpKind kind) {
+  switch (kind) {
+    case OpKind::kAllReduce: return "all_reduce";
+    case OpKind::kBroadcast: return "broadcast";
+    case OpKind::kReduce: return "reduce";
+    case OpKind::kAllGather: return "all_gather";
+    case OpKind::kReduceScatter: return "reduce_scatter";
+    case OpKind::kGather: return "gather";
+    case OpKind::kScatter: return "scatter";
+    case OpKind::kAllToAll: return "all_to_all";
+    case OpKind::kBarrier: return "barrier";
+    case OpKind::kPointToPoint: return "send/recv";
+    case OpKind::kCount: break;
+  }
+  return "unknown op";
+}
+
+std::string Fingerprint::describe() const {
+  std::string text = to_string(kind);
+  text += "(";
+  if (kind != OpKind::kBarrier) {
+    text += std::string(to_string(dtype)) + ", " + std::to_string(nbytes) + " bytes";
+    if (kind == OpKind::kAllReduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter) {
+      text += std::string(", ") + to_string(reduce_op);
+    }
+    if (root >= 0) text += ", root " + std::to_string(root);
+  }
+  return text + ")";
+}
+
+void encode(const FrameHeader& header, std::byte* out) {
+  Wire wire{};
+  wire.magic = kMagic;
+  wire.version = kVersion;
+  wire.type = static_cast<uint8_t>(header.type);
+  wire.flags = static_cast<uint8_t>((header.on_credit ? kFlagOnCredit : 0) |
+                                    (header.key.point_to_point ? kFlagPointToPoint : 0));
+  wire.kind = static_cast<uint8_t>(header.fingerprint.kind);
+  wire.group = header.key.group;
+  wire.sequence = header.key.sequence;
+  wire.tag = header.key.tag;
+  wire.root = header.fingerprint.root;
+  wire.offset = header.offset;
+  wire.nbytes = header.fingerprint.nbytes;
+  wire.payload_nbytes = header.payload_nbytes;
+  wire.credit_nbytes = header.credit_nbytes;
+  wire.reduce_op = static_cast<uint8_t>(header.fingerprint.reduce_op);
+  wire.dtype = static_cast<uint8_t>(header.fingerprint.dtype);
+  wire.crc = crc32c(&wire, offsetof(Wire, crc));
+  std::memcpy(out, &wire, sizeof wire);
+}
+
+FrameHeader decode(const std::byte* in) {
+  Wire wire;
+  std::memcpy(&wire, in, sizeof wire);
+  if (wire.magic != kMagic) malformed("wrong magic number");
+  if (wire.crc != crc32c(&wire, offsetof(Wire, crc))) malformed("header checksum");
+  if (wire.version != kVersion) malformed("version " + std::to_string(wire.version));
+  if (wire.type < static_cast<uint8_t>(FrameType::kData) || wire.type > static_cast<uint8_t>(FrameType::kError)) {
+    malformed("type " + std::to_string(wire.type));
+  }
+  if (wire.kind >= static_cast<uint8_t>(OpKind::kCount)) malformed("op kind " + std::to_string(wire.kind));
+  if (wire.reduce_op >= static_cast<uint8_t>(ReduceOp::kCount)) malformed("reduce op");
+  if (wire.dtype >= static_cast<uint8_t>(DType::kCount)) malformed("dtype");
+  const auto type = static_cast<FrameType>(wire.type);
+  const uint32_t most = type == FrameType::kData    ? kMaxPayloadNbytes
+                        : type == FrameType::kError ? kMaxErrorNbytes
+                                                    : 0;
+  if (wire.payload_nbytes > most) malformed("payload of " + std::to_string(wire.payload_nbytes) + " bytes");
+  if (wire.offset > UINT64_MAX - wire.payload_nbytes) malformed("offset");
+
+  FrameHeader header;
+  header.type = type;
+  header.on_credit = (wire.flags & kFlagOnCredit) != 0;
+  header.key = {wire.group, wire.sequence, wire.tag, (wire.flags & kFlagPointToPoint) != 0};
+  header.fingerprint = {static_cast<OpKind>(wire.kind), static_cast<ReduceOp>(wire.reduce_op),
+                        static_cast<DType>(wire.dtype), wire.root, wire.nbytes};
+  header.offset = wire.offset;
+  header.payload_nbytes = wire.payload_nbytes;
+  header.credit_nbytes = wire.credit_nbytes;
+  return header;
+}
+
+}  // namespace mccl

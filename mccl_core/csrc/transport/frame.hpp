@@ -1,0 +1,92 @@
+// What is on the wire: frames of a 64-byte header and a payload.
+//
+// All bytes that one process sends another in one op form a *stream*, in the order of the schedule's steps. A data
+// frame carries the next bytes of a stream; grants and requests name a stream offset. The header repeats what the
+// sender believes the op to be (its fingerprint), so that a mismatch can name both sides.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "reduce/types.hpp"
+
+namespace mccl {
+
+enum class FrameType : uint8_t {
+  kData = 1,     // payload: bytes of a stream
+  kGrant = 2,    // the sender may send up to `offset` of this stream without credit
+  kRequest = 3,  // out of credit: please grant this stream as soon as you can
+  kCredit = 4,   // nothing but the credit field
+  kGoodbye = 5,  // the sender left this group in good order
+  kError = 6,    // this group failed; payload: who, why (text)
+};
+
+enum class OpKind : uint8_t {
+  kAllReduce,
+  kBroadcast,
+  kReduce,
+  kAllGather,
+  kReduceScatter,
+  kGather,
+  kScatter,
+  kAllToAll,
+  kBarrier,
+  kPointToPoint,
+  kCount,
+};
+const char* to_string(OpKind kind);
+
+// What all members must agree on. All-to-all sends differently sized blocks: its nbytes is 0.
+struct Fingerprint {
+  OpKind kind = OpKind::kBarrier;
+  ReduceOp reduce_op = ReduceOp::kSum;
+  DType dtype = DType::kUInt8;
+  int32_t root = -1;
+  uint64_t nbytes = 0;
+
+  bool operator==(const Fingerprint&) const = default;
+  std::string describe() const;
+};
+
+// Names a stream between two processes. `sequence` is the group's ticket for collectives; for point-to-point
+// messages it counts per (source, destination, tag).
+struct StreamKey {
+  uint64_t group = 0;
+  uint64_t sequence = 0;
+  uint32_t tag = 0;
+  bool point_to_point = false;
+
+  bool operator==(const StreamKey&) const = default;
+};
+
+struct StreamKeyHash {
+  size_t operator()(const StreamKey& key) const {
+    uint64_t h = key.group ^ (key.sequence * 0x9E3779B97F4A7C15ull) ^ (uint64_t{key.tag} << 1) ^ key.point_to_point;
+    h ^= h >> 29;
+    return static_cast<size_t>(h * 0xBF58476D1CE4E5B9ull);
+  }
+};
+
+struct FrameHeader {
+  FrameType type = FrameType::kCredit;
+  bool on_credit = false;  // the payload was not granted: the receiver returns the credit when it is consumed
+  StreamKey key;
+  Fingerprint fingerprint;
+  uint64_t offset = 0;          // stream offset of the payload's first byte, or of a grant's end
+  uint32_t payload_nbytes = 0;
+  uint32_t credit_nbytes = 0;   // credit returned to the receiver of this frame
+};
+
+inline constexpr size_t kHeaderNbytes = 64;
+inline constexpr uint32_t kMaxPayloadNbytes = 16u << 20;
+inline constexpr uint32_t kMaxErrorNbytes = 4096;
+
+using HeaderBytes = std::array<std::byte, kHeaderNbytes>;
+void encode(const FrameHeader& header, std::byte* out);
+// Throws Error (kProtocol) for anything that encode() cannot have written.
+FrameHeader decode(const std::byte* in);
+
+}  // namespace mccl
