@@ -1,0 +1,48 @@
+"""The one place where this package reads the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+SECRET = "MCCL_SECRET"
+SECRET_FILE = "MCCL_SECRET_FILE"
+
+
+def snapshot() -> dict[str, str]:
+    """A copy of this process's environment."""
+    return dict(os.environ)
+
+
+def for_script(environ: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
+    """The script's environment: what the worker was given, without Ray's limit on threads, plus `added`.
+
+    Ray sets OMP_NUM_THREADS=1 in a worker that asks for no CPU, yet the script has the whole Mac.
+    """
+    kept = {name: value for name, value in environ.items() if name not in (SECRET, "OMP_NUM_THREADS")}
+    return {**kept, "PYTHONUNBUFFERED": "1", **added}
+
+
+def for_ray(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a Ray daemon or driver that this package starts.
+
+    A Mac may join a cluster only where Ray is told so; the polling intervals bound how long a dead worker
+    goes unreported; a busy node is stopped at once instead of after 30 s.
+    """
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        **environ,
+    }
+
+
+def for_driver(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that Ray Train reads in the driver; what the user has set wins."""
+    return {
+        "RAY_TRAIN_V2_ENABLED": "1",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+        "RAY_CHDIR_TO_TRIAL_DIR": "0",
+        "RAY_TRAIN_METRICS_ENABLED": "0",
+        **for_ray(environ),
+    }
