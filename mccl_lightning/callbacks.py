@@ -26,13 +26,15 @@ def _fleet_callbacks(root: str, fleet: FleetEnvironment) -> list[Any]:
     from mccl_lightning.drain import DrainWatch
     from mccl_lightning.events import EventWriter
     from mccl_lightning.handover import Handover
+    from mccl_lightning.position import EpochPosition
     from mccl_lightning.reporter import Reporter
 
     lightning = importlib.import_module(f"{root}.callbacks")
     config = LightningConfig.from_fleet(fleet)
     writer = EventWriter(fleet.events_fd)
     reporter = type("FleetReporter", (Reporter, lightning.Callback), {})
-    callbacks = [reporter(writer, progress_interval_s=config.progress_interval_s)]
+    position = type("FleetPosition", (EpochPosition, lightning.Callback), {})
+    callbacks = [position(), reporter(writer, progress_interval_s=config.progress_interval_s)]
     if fleet.staging_dir is not None:
         handover = type("FleetCheckpoint", (Handover, lightning.Checkpoint), {})
         callbacks.append(

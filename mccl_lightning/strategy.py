@@ -9,6 +9,7 @@ from typing import Any
 
 from mccl_lightning.backend import BACKEND, require_backend
 from mccl_lightning.namespaces import Namespace
+from mccl_lightning.position import ResumedLoader
 
 NAME = "mccl_ddp"
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -35,6 +36,8 @@ def derived_class(base: Any) -> Any:
     class MCCLDDPStrategy(base):
         strategy_name = NAME
         runs_on_mccl = True
+        position: ResumedLoader | None = None
+        """Set while a fleet's fit resumes from a checkpoint."""
 
         def _get_process_group_backend(self) -> str:
             """The user's choice, else NCCL between CUDA devices and mccl between all others.
@@ -52,6 +55,12 @@ def derived_class(base: Any) -> Any:
             return [self.root_device.index] if self._on_cuda() else None
 
         _determine_ddp_device_ids = determine_ddp_device_ids  # Fabric's name for it
+
+        def process_dataloader(self, dataloader: Any) -> Any:
+            loader = super().process_dataloader(dataloader)
+            if self.position is not None:
+                self.position.apply(loader)
+            return loader
 
         def _on_cuda(self) -> bool:
             return self.root_device.type == "cuda"

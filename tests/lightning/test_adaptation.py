@@ -142,7 +142,7 @@ def test_a_script_without_a_fleets_variables_is_told(monkeypatch: pytest.MonkeyP
 def test_callbacks_are_added_in_fleet_mode_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("MCCL_FLEET_STAGING_DIR", str(tmp_path))
     names = [type(callback).__name__ for callback in quiet_trainer().callbacks]
-    assert names == ["FleetReporter", "FleetCheckpoint"]
+    assert names == ["FleetPosition", "FleetReporter", "FleetCheckpoint"]
     monkeypatch.delenv("MCCL_FLEET")
     assert quiet_trainer(strategy="auto").callbacks == []
 
