@@ -146,14 +146,14 @@ def _unknown_key(key: str, path: FieldPath, model: type[BaseModel], inputs: _Inp
 def _describe(entry: Any, sources: Mapping[str, str]) -> str:
     """One line for one pydantic error: field, value, allowed range, source, what to do."""
     names = [str(part) for part in entry["loc"]]
+    message = entry["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if not names:  # a check of several fields names them itself
+        return str(message)
     owner = names
     while owner and ".".join(owner) not in sources:
         owner = owner[:-1]
     source = sources.get(".".join(owner), "file")
-    message = entry["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if entry["type"] == "missing":
         return f"{'.'.join(names)}: a value is required; add the key {names[-1]!r}"
     remedy = "set it" if source == "default" else f"correct it in {source.removeprefix('file ')}"
-    field = ".".join(names) or "the file"
-    value = "" if not names else f"{entry['input']!r} "
-    return f"{field}: {value}({source}) {message}; {remedy}"
+    return f"{'.'.join(names)}: {entry['input']!r} ({source}) {message}; {remedy}"

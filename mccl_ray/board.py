@@ -18,7 +18,7 @@ class Board:
     list.
     """
 
-    def __init__(self, secret: str) -> None:
+    def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self._events: asyncio.Queue[Event] = asyncio.Queue()
 
@@ -35,11 +35,11 @@ class Board:
             events.append(self._events.get_nowait())
         return events
 
-    async def secret(self) -> str:
+    async def secret(self) -> bytes:
         return self._secret
 
 
-def start_board(secret: str) -> Any:
+def start_board(secret: bytes) -> Any:
     """Starts a board on this process's node and returns its handle; it ends with the driver."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return ray.remote(Board).options(num_cpus=0, scheduling_strategy=here).remote(secret)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from mccl_core.config import CoreConfig
+from mccl_core.settings import EnvironmentPrefix
 from mccl_lightning.config import LightningConfig
 
 _SECRET_VARIABLE = "MCCL_SECRET"
 _LIGHTNING = LightningConfig()
+OF_ONE_HOST = frozenset({"secret", "secret_file", "host_name", "listen_addr"})
+"""Fields of the core that belong to a Mac, not to a job."""
 
 
 class CheckpointSpec(BaseModel):
@@ -35,7 +40,9 @@ class JobSpec(BaseModel):
         pydantic.ValidationError: names the field, the value and the range.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, coerce_numbers_to_str=True
+    )
 
     name: str = Field(default="job", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
     """Names the run's folder and its job."""
@@ -58,6 +65,21 @@ class JobSpec(BaseModel):
     """Lost or failing workers after which the job gives up; until then it restarts from its checkpoint."""
     progress_interval_s: float = Field(default=_LIGHTNING.progress_interval_s, ge=0.05, le=3600)
     """Seconds between two progress events of a worker."""
+
+    core: Annotated[CoreConfig, EnvironmentPrefix("MCCL_")] = CoreConfig.model_validate({})
+    """Options of the process group `mccl`, for every worker."""
+
+    def core_environ(self) -> dict[str, str]:
+        """The variables that carry the options of the core that are set into the script's process."""
+        names = sorted(self.core.model_fields_set)
+        return {f"MCCL_{name.upper()}": str(getattr(self.core, name)) for name in names}
+
+    @field_validator("core")
+    @classmethod
+    def _core_fields_of_a_job(cls, core: CoreConfig) -> CoreConfig:
+        for name in sorted(core.model_fields_set & OF_ONE_HOST):
+            raise ValueError(f"must not hold {name}, which belongs to one Mac: set MCCL_{name.upper()} there")
+        return core
 
     @field_validator("env")
     @classmethod

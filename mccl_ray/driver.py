@@ -12,7 +12,6 @@ import sys
 
 import ray
 
-from mccl_core.settings import SettingsError
 from mccl_ray import environ, exitcodes, secret
 from mccl_ray.config import JobSpec
 from mccl_ray.events import OUTPUT, RESULT, Event, to_line
@@ -35,7 +34,7 @@ def main(argv: list[str]) -> int:
         from mccl_ray.trainer import run_job
 
         result = run_job(spec, run=run, secret=key, emit=emit)
-    except (SettingsError, NotEnoughMacs, OSError) as error:
+    except (ValueError, NotEnoughMacs, OSError) as error:
         code = exitcodes.NOT_ENOUGH_MACS if isinstance(error, NotEnoughMacs) else exitcodes.BAD_INPUT
         emit({"event": RESULT, "run": run, "status": FAILED, "error": str(error), "exit_code": code})
         return code

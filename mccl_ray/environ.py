@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 SECRET = "MCCL_SECRET"
 SECRET_FILE = "MCCL_SECRET_FILE"
+HOST_NAME = "MCCL_HOST_NAME"
 
 
 def snapshot() -> dict[str, str]:

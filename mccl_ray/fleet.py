@@ -21,11 +21,20 @@ class Mac:
     pool: str
 
 
+def host_name(node_id: str) -> str:
+    """A live node's own name; where it has none but its address (Ray's default), the machine's name."""
+    for node in ray.nodes():
+        if node["NodeID"] == node_id:
+            own = node["NodeName"] not in ("", node["NodeManagerAddress"])
+            return str(node["NodeName"] if own else node["NodeManagerHostname"])
+    return "unknown"
+
+
 def list_macs() -> list[Mac]:
     """The live nodes of every pool, ordered by pool and name. Ray must be connected."""
     macs = [
         Mac(
-            name=node["NodeName"],
+            name=host_name(node["NodeID"]),
             ip=node["NodeManagerAddress"],
             node_id=node["NodeID"],
             pool=resource.removeprefix(_POOL_PREFIX),

@@ -29,7 +29,7 @@ def check(spec: JobSpec, *, macs: int, env: Mapping[str, str]) -> None:
 
     Raises:
         NotEnoughMacs: the job has more workers than the fleet will have Macs.
-        SettingsError: the user's secret cannot be used.
+        ValueError: the user's secret cannot be used.
     """
     names = [f"local-mac-{index + 1}" for index in range(macs if spec.pool == POOL_OF_LOCAL_MACS else 0)]
     require(spec.pool, spec.workers, names, remedy=f"pass --local-macs {spec.workers}")
@@ -79,7 +79,7 @@ def _driver(
     )
     try:
         assert process.stdin is not None
-        process.stdin.write(spec.model_dump_json())
+        process.stdin.write(spec.model_dump_json(exclude_unset=True))
         process.stdin.close()
         yield process
     finally:

@@ -44,6 +44,12 @@ def describe_exit(returncode: int) -> str:
         return f"killed by signal {-returncode}"
 
 
+def write_private(path: Path, content: bytes) -> None:
+    """Creates `path`, readable by its owner only."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
 class LoggedProcess:
     """A guarded child whose output goes, line by line, to a log file and to `on_line`.
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import ray
 from ray.exceptions import ActorDiedError, RayActorError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.controller.state import ReschedulingState, RestartingState
 
 from mccl_ray import events
+from mccl_ray.fleet import host_name
 from mccl_ray.worker import ScriptFailed
 
 
@@ -29,13 +29,12 @@ class Supervisor(WorkerGroupCallback, ControllerCallback):  # type: ignore[misc,
         self._reported: set[int] = set()
 
     def after_worker_group_start(self, worker_group: Any) -> None:
-        names = {node["NodeID"]: node["NodeName"] for node in ray.nodes()}
         self._attempt += 1
         self._reported = set()
         self._workers = [
             {
                 "rank": worker.distributed_context.world_rank,
-                "host": _host_name(names.get(worker.metadata.node_id), worker.metadata),
+                "host": host_name(worker.metadata.node_id),
                 "ip": worker.metadata.node_ip,
                 "pid": worker.metadata.pid,
             }
@@ -61,11 +60,6 @@ class Supervisor(WorkerGroupCallback, ControllerCallback):  # type: ignore[misc,
 
     def _post(self, kind: str, **fields: Any) -> None:
         self._board.post.remote({**fields, "event": kind, "time": time.time()})
-
-
-def _host_name(node_name: str | None, metadata: Any) -> str:
-    """A node's name where its owner gave it one (Ray's default is the address), else the machine's name."""
-    return node_name if node_name and node_name != metadata.node_ip else str(metadata.hostname)
 
 
 def _explain(error: Exception) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from mccl_ray.worker import WorkerPlan, run_worker
 _TAKE_TIMEOUT_S = 1.0
 
 
-def run_job(spec: JobSpec, *, run: str, secret: str, emit: Callable[[Event], None]) -> Event:
+def run_job(spec: JobSpec, *, run: str, secret: bytes, emit: Callable[[Event], None]) -> Event:
     """Trains until the script has finished on every worker or the job gives up; returns the result.
 
     Ray must be connected. `spec.storage` must be absolute; `spec.workdir` absolute, or None for the folder
@@ -96,7 +96,7 @@ def _trainer(spec: JobSpec, *, run: str, board: Any, logs: Path) -> DataParallel
         script=str(spec.script),
         args=spec.args,
         workdir=str(spec.workdir) if spec.workdir else None,
-        env=spec.env,
+        env={**spec.core_environ(), **spec.env},
         logs=str(logs),
         every_n_epochs=spec.checkpoint.every_n_epochs,
         every_n_steps=spec.checkpoint.every_n_steps,

@@ -22,8 +22,9 @@ import ray.train
 from ray.train.collective import broadcast_from_rank_zero
 
 from mccl_lightning import contract
-from mccl_ray import environ, events, secret
-from mccl_ray.process import LoggedProcess, describe_exit
+from mccl_ray import environ, events
+from mccl_ray.fleet import host_name
+from mccl_ray.process import LoggedProcess, describe_exit, write_private
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ def run_worker(config: dict[str, Any]) -> None:
         checkpoint = ray.train.get_checkpoint()
         resume = stack.enter_context(checkpoint.as_directory()) if checkpoint else None
         secret_file = private / "secret"
-        secret.write(secret_file, ray.get(plan.board.secret.remote()))
+        write_private(secret_file, ray.get(plan.board.secret.remote()))
         fleet = contract.FleetEnvironment(
             rank=rank,
             world_size=context.get_world_size(),
@@ -90,7 +91,7 @@ class ScriptRun:
         self._secret_file = secret_file
         self._identity = {
             "rank": fleet.rank,
-            "host": socket.gethostname(),
+            "host": host_name(ray.get_runtime_context().get_node_id()),
             "ip": ray.util.get_node_ip_address(),
         }
         self._last_post: Any = None
@@ -140,6 +141,7 @@ class ScriptRun:
     def _environ(self, events_fd: int) -> dict[str, str]:
         added = replace(self._fleet, events_fd=events_fd).to_environ()
         added[environ.SECRET_FILE] = str(self._secret_file)
+        added[environ.HOST_NAME] = str(self._identity["host"])
         return environ.for_script(environ.snapshot(), {**added, **self._plan.env})
 
     def _handle(self, event: contract.Event) -> None:
@@ -147,7 +149,9 @@ class ScriptRun:
             self._report(event)
         elif isinstance(event, contract.Error):
             self._error = event.message
-        self._post(event.event, **asdict(event))
+        fields = asdict(event)
+        fields.pop("path", None)  # of the copy on its way, gone by now
+        self._post(event.event, **fields)
 
     def _report(self, event: contract.Checkpoint) -> None:
         """Hands a checkpoint to Ray Train, which copies it to the storage; all ranks meet here."""

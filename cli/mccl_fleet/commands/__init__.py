@@ -1,0 +1,1 @@
+"""One module a command: each parses, calls one function, and renders."""
