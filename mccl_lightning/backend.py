@@ -27,8 +27,8 @@ def all_reduced() -> tuple[int, int] | None:
     """Bytes and number of this process's all-reduces so far; None where the process group is not on mccl."""
     if name() != BACKEND:
         return None
-    operation = _core().get_metrics()["ops"].get("allreduce")
-    return (operation["bytes"], operation["count"]) if operation else (0, 0)
+    operation = _core().get_metrics()["ops"]["all_reduce"]
+    return operation["bytes"], operation["count"]
 
 
 def _core() -> Any:

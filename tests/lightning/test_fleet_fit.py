@@ -10,6 +10,7 @@ from mccl_lightning.contract import Checkpoint, Error, Finished, Started, Step, 
 pytestmark = pytest.mark.timeout(150)
 
 SCRIPT = """
+import os
 import sys
 import lightning.pytorch as pl
 import torch
@@ -23,6 +24,8 @@ class Model(pl.LightningModule):
     def training_step(self, batch, batch_idx):
         if "--fail" in sys.argv and self.global_step == 2:
             raise RuntimeError("no more")
+        if "--die" in sys.argv and self.global_step == 2 and self.global_rank == 1:
+            os._exit(9)
         return self.layer(batch[0]).pow(2).mean()
 
     def validation_step(self, batch, batch_idx):
@@ -105,6 +108,20 @@ def test_a_failing_fit_says_so_and_saves_nothing(
         assert rank.returncode == 1
         assert rank.events[-1] == Error(message="RuntimeError: no more")
         assert not rank.of(Checkpoint)
+    assert not staging.exists()
+
+
+@pytest.mark.slow
+def test_a_peers_death_ends_the_others_and_saves_nothing(
+    script: Callable, run_fleet: Callable, tmp_path: Path
+) -> None:
+    staging = tmp_path / "staging"
+    survivor, dead = run_fleet(script(SCRIPT), "--die", world_size=2, staging_dir=str(staging))
+    assert (survivor.returncode, dead.returncode) == (1, 9)
+    (error,) = survivor.of(Error)
+    assert "DistBackendError" in error.message
+    assert "rank 1" in error.message
+    assert not survivor.of(Checkpoint)
     assert not staging.exists()
 
 
