@@ -36,9 +36,9 @@ def _initialize(original: Any, namespace: Namespace) -> Any:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
-        launcher = environment.launcher()
-        if environment.fleet() is not None and launcher is not None:
-            adaptation = adapt(arguments, namespace=namespace, launcher=launcher)
+        fleet, launcher = environment.fleet(), environment.launcher()
+        if fleet is not None:
+            adaptation = adapt(arguments, namespace=namespace, launcher=Launcher.of_fleet(fleet))
             _rank_zero_info(namespace, adaptation.summary)
             arguments = adaptation.arguments
         elif launcher is not None and is_ours(arguments["strategy"]):

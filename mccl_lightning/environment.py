@@ -19,6 +19,19 @@ class Launcher:
     master_addr: str | None
     master_port: int | None
 
+    @classmethod
+    def of_fleet(cls, fleet: FleetEnvironment) -> "Launcher":
+        """A fleet worker's: one process on each host."""
+        return cls(
+            rank=fleet.rank,
+            world_size=fleet.world_size,
+            local_rank=0,
+            local_world_size=1,
+            node_rank=fleet.node_rank,
+            master_addr=fleet.master_addr,
+            master_port=fleet.master_port,
+        )
+
     @property
     def nodes(self) -> int:
         """How many nodes there are, were each to run as many processes as this one."""

@@ -32,8 +32,8 @@ class EpochPosition:
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Rewrites the batch counts, which Lightning reads from the checkpoint after this."""
-        if trainer.state.fn != "fit":
-            return
+        if trainer.state.fn != "fit" or "loops" not in checkpoint:
+            return  # without loops it holds weights only, which Lightning itself then refuses to resume
         loop = checkpoint["loops"]["fit_loop"]
         epochs, batches = loop["epoch_progress"]["current"], loop["epoch_loop.batch_progress"]
         within_epoch = epochs["processed"] < epochs["ready"] and not batches["is_last_batch"]

@@ -30,10 +30,14 @@ def test_import_torch_loads_neither_lightning_nor_pydantic(run_alone: Callable) 
     assert "HOOKED True set()" in run_alone("-c", code).stdout
 
 
-def test_a_script_that_imports_nothing_of_this_project_has_the_strategy(run_alone: Callable) -> None:
-    for package in ("lightning.pytorch", "pytorch_lightning"):
-        output = run_alone("-c", TRAINER.format(package=package)).stdout
-        assert "STRATEGY mccl_ddp" in output, output
+@pytest.mark.parametrize(
+    "package", ["lightning.pytorch", pytest.param("pytorch_lightning", marks=pytest.mark.slow)]
+)
+def test_a_script_that_imports_nothing_of_this_project_has_the_strategy(
+    run_alone: Callable, package: str
+) -> None:
+    output = run_alone("-c", TRAINER.format(package=package)).stdout
+    assert "STRATEGY mccl_ddp" in output, output
 
 
 @pytest.mark.slow

@@ -44,8 +44,13 @@ def test_alone(script: Callable, run_alone: Callable) -> None:
 
 
 @pytest.mark.slow
-def test_under_torchrun(script: Callable, run_alone: Callable) -> None:
-    result = run_alone("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script(SCRIPT))
+@pytest.mark.parametrize("group_made_before", [False, True])
+def test_under_torchrun_and_in_a_group_that_a_platform_has_made(
+    script: Callable, run_alone: Callable, group_made_before: bool
+) -> None:
+    text = SCRIPT.replace("\nclass Model", '\ndist.init_process_group("mccl")\n\nclass Model')
+    path = script(text if group_made_before else SCRIPT)
+    result = run_alone("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", path)
     assert result.returncode == 0, result.stdout
     for rank in (0, 1):
         assert f"RANK {rank} of 2: mccl 4 steps True" in result.stdout
