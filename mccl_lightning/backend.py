@@ -24,8 +24,8 @@ def name() -> str | None:
 
 
 def all_reduced() -> tuple[int, int] | None:
-    """Bytes and number of this process's all-reduces so far; None where the process group is not on mccl."""
-    if name() != BACKEND:
+    """Bytes and number of this process's all-reduces so far; None where no device's group is on mccl."""
+    if BACKEND not in (name() or ""):
         return None
     operation = _core().get_metrics()["ops"]["all_reduce"]
     return operation["bytes"], operation["count"]
