@@ -14,6 +14,8 @@ from mccl_lightning.config import LightningConfig
 
 _SECRET_VARIABLE = "MCCL_SECRET"
 _LIGHTNING = LightningConfig()
+RUN_DIR = "{run_dir}"
+"""Stands in a job's arguments for the folder of its run."""
 OF_ONE_HOST = frozenset({"secret", "secret_file", "host_name", "listen_addr"})
 """Fields of the core that belong to a Mac, not to a job."""
 
@@ -49,7 +51,7 @@ class JobSpec(BaseModel):
     script: Path
     """The program that every worker runs, with Python."""
     args: tuple[str, ...] = ()
-    """The script's arguments."""
+    """The script's arguments; `{run_dir}` in them becomes the run's folder on the storage."""
     workdir: Path | None = None
     """The folder the script runs in, and what a remote fleet is sent; unset for the script's own folder."""
     workers: int = Field(default=1, ge=1, le=1024)

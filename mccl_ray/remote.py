@@ -45,7 +45,7 @@ class NoHead(RuntimeError):
 
 
 class RemoteFleet:
-    """The job server of one head. Methods block for one exchange of HTTP, `follow` until the job has ended."""
+    """The job server of one head. Methods block for one exchange of HTTP, `follow` until the job ends."""
 
     def __init__(self, address: str) -> None:
         self.address = _with_scheme(address)

@@ -13,7 +13,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 
 from mccl_ray.board import start_board
-from mccl_ray.config import JobSpec
+from mccl_ray.config import RUN_DIR, JobSpec
 from mccl_ray.events import RUN, Event
 from mccl_ray.fleet import require_macs
 from mccl_ray.journal import Journal
@@ -94,7 +94,7 @@ class _Pump:
 def _trainer(spec: JobSpec, *, run: str, board: Any, logs: Path) -> DataParallelTrainer:
     plan = WorkerPlan(
         script=str(spec.script),
-        args=spec.args,
+        args=tuple(arg.replace(RUN_DIR, str(logs.parent)) for arg in spec.args),
         workdir=str(spec.workdir) if spec.workdir else None,
         env={**spec.core_environ(), **spec.env},
         logs=str(logs),

@@ -172,10 +172,14 @@ class ScriptRun:
             return
         how = describe_exit(returncode)
         tail = self._process.tail()
-        reason = self._error or next((line for line in reversed(tail) if line.strip()), "it printed nothing")
+        # A killed script's last words tell nothing about its death.
+        last_words = next((line.strip() for line in reversed(tail) if line.strip()), "")
+        reason = "" if returncode < 0 else self._error or last_words or "it printed nothing"
         where = f"rank {self._fleet.rank} on {self._identity['host']} ({self._identity['ip']})"
         self._post(events.DIED, what="script", how=how, message=reason, tail=tail)
-        self._failure = "\n".join([f"{where}: the script ended with {how}: {reason}", *tail])
+        self._failure = "\n".join(
+            [f"{where}: the script ended: {how}" + (f": {reason}" if reason else ""), *tail]
+        )
 
     def _post(self, kind: str, **fields: Any) -> None:
         event = {**fields, "event": kind, "time": time.time(), **self._identity}

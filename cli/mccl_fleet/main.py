@@ -6,6 +6,7 @@ cancelled, 2 bad input, 3 no reachable head, 4 not enough Macs, 130 interrupted,
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from types import FrameType
@@ -39,6 +40,10 @@ def main() -> None:
         app(standalone_mode=False)
     except typer.Exit as error:
         sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # Whoever read the output has gone; the interpreter must not try to flush it once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(exitcodes.FAILED)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(exitcodes.INTERRUPTED)
