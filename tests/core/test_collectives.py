@@ -121,9 +121,13 @@ def objects_and_groups(rank: int, world: int) -> None:
     dist.broadcast_object_list(box, src=world - 1)
     assert box == [f"from {world - 1}"]
     groups = [dist.new_group([r, (r + 1) % world]) for r in range(world)]  # each rank is in two
+    # Each rank uses its two groups in another order than its neighbours: posted together, they cannot block each other.
+    started = []
     for first in (rank, (rank - 1) % world):
         tensor = torch.tensor([float(rank)])
-        dist.all_reduce(tensor, group=groups[first])
+        started.append((first, tensor, dist.all_reduce(tensor, group=groups[first], async_op=True)))
+    for first, tensor, work in started:
+        work.wait()
         assert tensor.item() == first + (first + 1) % world
     dist.barrier()
 
