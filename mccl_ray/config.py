@@ -14,6 +14,7 @@ from mccl_lightning.config import LightningConfig
 
 _SECRET_VARIABLE = "MCCL_SECRET"
 _LIGHTNING = LightningConfig()
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 RUN_DIR = "{run_dir}"
 """Stands in a job's arguments for the folder of its run."""
 OF_ONE_HOST = frozenset({"secret", "secret_file", "host_name", "listen_addr"})
@@ -46,8 +47,8 @@ class JobSpec(BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, coerce_numbers_to_str=True
     )
 
-    name: str = Field(default="job", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
-    """Names the run's folder and its job."""
+    name: str = Field(default="job", pattern=NAME_PATTERN)
+    """Names the run's folder and its job; unset, the job file's own name."""
     script: Path
     """The program that every worker runs, with Python."""
     args: tuple[str, ...] = ()

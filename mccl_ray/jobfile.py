@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import yaml
 
 from mccl_core.settings import FieldPath, Resolved, SettingsError, resolve
-from mccl_ray.config import OF_ONE_HOST, JobSpec
+from mccl_ray.config import NAME_PATTERN, OF_ONE_HOST, JobSpec
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ def load_job(
         raise SettingsError(
             f"workdir: there is no folder {str(workdir)!r} ({job.sources['workdir']}); correct the path"
         )
+    if job.sources["name"] == "default" and re.fullmatch(NAME_PATTERN, path.stem):
+        spec = spec.model_copy(update={"name": path.stem})
     absolute = {"script": script, "workdir": workdir, "storage": Path.cwd() / spec.storage.expanduser()}
     return Resolved(values=spec.model_copy(update=absolute), sources=job.sources)
 

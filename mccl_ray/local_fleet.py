@@ -105,7 +105,6 @@ class LocalFleet:
         common = [
             "--num-gpus=0",
             f"--object-store-memory={_OBJECT_STORE_NBYTES}",
-            f"--temp-dir={self._directory}",
             "--min-worker-port=0",
             "--max-worker-port=0",
             "--dashboard-agent-listen-port=0",
@@ -140,6 +139,10 @@ class LocalFleet:
         return self._node(name, arguments)
 
     def _node(self, name: str, arguments: list[str]) -> _Node:
+        # Nodes that start at the same time in one directory take each other's socket names.
+        directory = self._directory / str(len(self._nodes))
+        directory.mkdir()
+        arguments = [*arguments, f"--temp-dir={directory}"]
         node = _Node(name, arguments, self._directory / f"{name}.log", self._directory)
         self._nodes.append(node)
         return node

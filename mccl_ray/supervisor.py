@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ray.exceptions import ActorDiedError, RayActorError
+from ray.exceptions import RayActorError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.controller.state import ReschedulingState, RestartingState
@@ -66,9 +66,8 @@ def _explain(error: Exception) -> tuple[str, str]:
     """How a worker was lost, and why as far as Ray knows, in one line each."""
     if isinstance(error, WorkerHealthCheckFailedError):
         error = error.health_check_failure
-    if isinstance(error, ActorDiedError | RayActorError):
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return "the Ray worker's process died", lines[-1] if lines else type(error).__name__
-    return f"the Ray worker failed with {type(error).__name__}", str(error).splitlines()[0] if str(
-        error
-    ) else ""
+    text = str(error)
+    if isinstance(error, RayActorError):
+        left = "node" in text and "process has died" not in text
+        return ("its Mac left the fleet" if left else "the Ray worker's process died (killed or crashed)"), ""
+    return f"the Ray worker failed with {type(error).__name__}", text.partition("\n")[0]

@@ -6,7 +6,6 @@ cancelled, 2 bad input, 3 no reachable head, 4 not enough Macs, 130 interrupted,
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from types import FrameType
@@ -34,19 +33,9 @@ app.add_typer(config_app, name="config")
 
 
 def main() -> None:
-    """Runs the command line and exits with its status."""
+    """Runs the command line and exits with its status; Typer makes 130 of Ctrl-C, 1 of a closed pipe."""
     signal.signal(signal.SIGTERM, _terminate)
-    try:
-        app(standalone_mode=False)
-    except typer.Exit as error:
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # Whoever read the output has gone; the interpreter must not try to flush it once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(exitcodes.FAILED)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(exitcodes.INTERRUPTED)
+    app()
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
