@@ -1,0 +1,43 @@
+# Every target sets up what it needs first (tools/setup): a virtual environment in .venv and the compiled core.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help setup demo test test-all check lint format types benchmark clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: ## virtual environment, pinned packages, compiled core
+	@PYTHON=$(PYTHON) tools/setup
+
+demo: setup ## the main job: train a digits model on a local fleet of two workers
+	@$(BIN)/mccl-fleet submit configs/jobs/digits.yaml --follow
+
+test: setup ## the quick tests
+	@$(BIN)/pytest -m "not slow" -q
+
+test-all: setup ## all tests
+	@$(BIN)/pytest -q
+
+check: lint types ## what CI asks of the sources
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/codespell --quiet-level 2 $$(git ls-files | grep -v -E '^(LICENSE|constraints.txt)$$')
+	@git ls-files 'mccl_core/csrc/*.?pp' | xargs $(BIN)/clang-format --dry-run --Werror
+	@PYTHONPATH=cli $(BIN)/lint-imports
+
+types: setup
+	@$(BIN)/mypy
+
+format: setup ## format Python and C++
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+	@git ls-files 'mccl_core/csrc/*.?pp' | xargs $(BIN)/clang-format -i
+
+benchmark: setup ## the README's table: all-reduce, mccl and Gloo in turns
+	@$(BIN)/python benchmarks/allreduce.py --markdown
+
+clean: ## everything that was built
+	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache
