@@ -156,4 +156,7 @@ def _describe(entry: Any, sources: Mapping[str, str]) -> str:
     if entry["type"] == "missing":
         return f"{'.'.join(names)}: a value is required; add the key {names[-1]!r}"
     remedy = "set it" if source == "default" else f"correct it in {source.removeprefix('file ')}"
-    return f"{'.'.join(names)}: {entry['input']!r} ({source}) {message}; {remedy}"
+    given = entry["input"]
+    # Of a mapping the keys suffice: its values may be nobody's business.
+    value = f"{{{', '.join(map(str, given))}}}" if isinstance(given, Mapping) else repr(given)
+    return f"{'.'.join(names)}: {value} ({source}) {message}; {remedy}"

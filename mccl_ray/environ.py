@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 SECRET = "MCCL_SECRET"
 SECRET_FILE = "MCCL_SECRET_FILE"
@@ -13,6 +14,13 @@ HOST_NAME = "MCCL_HOST_NAME"
 def snapshot() -> dict[str, str]:
     """A copy of this process's environment."""
     return dict(os.environ)
+
+
+def set_for_group(*, secret_file: Path, host: str) -> None:
+    """Tells the core, which reads this process's environment as it makes a group, secret and name."""
+    os.environ.pop(SECRET, None)
+    os.environ[SECRET_FILE] = str(secret_file)
+    os.environ.setdefault(HOST_NAME, host)
 
 
 def for_script(environ: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
