@@ -19,7 +19,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroupMCCL:
 
     Raises:
         SettingsError: an MCCL_* variable cannot be used.
-        ConnectionError: a rank is missing, unreachable or has another secret; the text says which and what to do.
+        DistBackendError: a rank is missing, unreachable or has another secret; the text says which and what to do.
     """
     if backend_options is not None:
         raise TypeError("the backend 'mccl' takes no pg_options; set MCCL_* variables instead")

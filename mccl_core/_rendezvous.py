@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import DistBackendError
 
 from mccl_core._runtime import Peer, Runtime
 
@@ -41,8 +42,8 @@ def local_address(store: Any) -> str:
             probe.connect(target)  # sends nothing: it only asks the routing table
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise ConnectionError(
-            f"no route to the store's host {host!r}: {error.strerror or error}; set MCCL_LISTEN_ADDR to this "
+        raise DistBackendError(
+            f"mccl: no route to the store's host {host!r}: {error.strerror or error}; set MCCL_LISTEN_ADDR to this "
             "machine's address on the network that the ranks share"
         ) from error
 
@@ -51,23 +52,30 @@ def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta)
     """Publishes this rank, reads all others. Blocks until all `size` ranks are there.
 
     Raises:
-        ConnectionError: a rank did not appear within `timeout`, or has another job secret; the text names it.
+        DistBackendError: a rank did not appear within `timeout`, or has another job secret; the text names it.
     """
-    group_id, job, secret = _agree(runtime, store, rank, timeout)
+    try:
+        group_id, job, secret = _agree(runtime, store, rank, timeout)
+    except (DistBackendError, ValueError) as error:
+        # Nobody shall wait for a rank that cannot come.
+        store.set(_key(rank), json.dumps({"error": str(error)}))
+        raise
     runtime.trust(job, secret)
     store.set(_key(rank), _record(runtime, group_id, secret, rank))
     peers: list[Peer] = []
     strangers: list[str] = []
     for other, raw in enumerate(_read_all(store, size, timeout)):
         record = json.loads(raw)
+        if "error" in record:
+            raise DistBackendError(f"mccl: rank {other} could not join the group: {record['error']}")
         peer = Peer(other, bytes.fromhex(record["process"]), record["host"], record["address"], record["port"])
         if not hmac.compare_digest(record["mac"], _mac(secret, group_id, peer)):
             strangers.append(f"{other} on {peer.host}")
         peers.append(peer)
         runtime.know(peer)
     if strangers:
-        raise ConnectionError(
-            f"rank {rank} on {runtime.config.host_name}: authentication failed: another job secret than this rank's "
+        raise DistBackendError(
+            f"mccl: rank {rank} on {runtime.config.host_name}: authentication failed: another job secret than this rank's "
             f"is used by rank {', rank '.join(strangers)}; give all ranks the same MCCL_SECRET or MCCL_SECRET_FILE"
         )
     return Meeting(group_id, job, peers)
@@ -75,7 +83,12 @@ def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta)
 
 def _agree(runtime: Runtime, store: Any, rank: int, timeout: timedelta) -> tuple[int, str, bytes]:
     """Rank 0 names the group and, where no secret was given, makes one that travels through the store."""
-    given = runtime.config.read_secret()
+    try:
+        given = runtime.config.read_secret()
+    except ValueError as error:
+        if rank == 0:
+            store.set("mccl/group", json.dumps({"error": str(error)}))
+        raise
     if rank == 0:
         offer: dict[str, Any] = {"group": secrets.randbits(63), "job": _GIVEN}
         if given is None:
@@ -85,15 +98,17 @@ def _agree(runtime: Runtime, store: Any, rank: int, timeout: timedelta) -> tuple
         store.set("mccl/group", json.dumps(offer))
     else:
         offer = json.loads(_read(store, "mccl/group", timeout, "rank 0 did not appear"))
+    if "error" in offer:
+        raise DistBackendError(f"mccl: rank 0 could not make the group: {offer['error']}")
     made = offer.get("secret")
     if made is None and given is None:
-        raise ConnectionError(
-            f"rank {rank} on {runtime.config.host_name} has no job secret, but rank 0 uses one; "
+        raise DistBackendError(
+            f"mccl: rank {rank} on {runtime.config.host_name} has no job secret, but rank 0 uses one; "
             "set the same MCCL_SECRET or MCCL_SECRET_FILE on all ranks"
         )
     if made is not None and given is not None:
-        raise ConnectionError(
-            f"rank {rank} on {runtime.config.host_name} was given a job secret, but rank 0 was not; "
+        raise DistBackendError(
+            f"mccl: rank {rank} on {runtime.config.host_name} was given a job secret, but rank 0 was not; "
             "set the same MCCL_SECRET or MCCL_SECRET_FILE on all ranks"
         )
     secret = given if given is not None else bytes.fromhex(made)
@@ -126,8 +141,8 @@ def _read(store: Any, key: str, timeout: timedelta, complaint: str) -> bytes:
     try:
         store.wait([key], timeout)
     except RuntimeError as error:  # DistStoreError
-        raise ConnectionError(
-            f"{complaint} within {timeout.total_seconds():.0f} s; see that rank's log, or raise the timeout of "
+        raise DistBackendError(
+            f"mccl: {complaint} within {timeout.total_seconds():.0f} s; see that rank's log, or raise the timeout of "
             "init_process_group"
         ) from error
     return bytes(store.get(key))
@@ -139,8 +154,8 @@ def _read_all(store: Any, size: int, timeout: timedelta) -> list[bytes]:
         store.wait(keys, timeout)
     except RuntimeError as error:
         missing = [str(rank) for rank in range(size) if not store.check([_key(rank)])]
-        raise ConnectionError(
-            f"these ranks did not appear within {timeout.total_seconds():.0f} s: {', '.join(missing)} of {size}; "
+        raise DistBackendError(
+            f"mccl: these ranks did not appear within {timeout.total_seconds():.0f} s: {', '.join(missing)} of {size}; "
             "see their logs, or raise the timeout of init_process_group"
         ) from error
     if store.has_extended_api():

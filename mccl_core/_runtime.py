@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch.distributed import DistBackendError
+
 from mccl_core import _handshake
 from mccl_core._C import Engine
 from mccl_core._handshake import HandshakeError, Verdict
@@ -88,7 +90,7 @@ class Runtime:
         """Connects to `peer` unless that is done already. Blocks, up to connect_timeout_ms.
 
         Raises:
-            ConnectionError: it cannot be reached, or is not who it should be; the text names rank, host and remedy.
+            DistBackendError: it cannot be reached, or is not who it should be; the text names rank, host and remedy.
         """
         deadline = time.monotonic() + self.config.connect_timeout_ms / 1000
         with self._changed:
@@ -107,13 +109,13 @@ class Runtime:
         """Blocks until `peer` has connected to this process.
 
         Raises:
-            ConnectionError: it did not by the deadline (of time.monotonic()).
+            DistBackendError: it did not by the deadline (of time.monotonic()).
         """
         with self._changed:
             connected = lambda: self.engine.connected(peer.process)  # noqa: E731
             if not self._changed.wait_for(connected, max(0.0, deadline - time.monotonic())):
-                raise ConnectionError(
-                    f"{peer} did not connect to {self.address}:{self.port} within "
+                raise DistBackendError(
+                    f"mccl: {peer} did not connect to {self.address}:{self.port} within "
                     f"{self.config.connect_timeout_ms} ms; check that it can reach that address (firewall, "
                     "MCCL_LISTEN_ADDR) and see its log"
                 )
@@ -130,12 +132,12 @@ class Runtime:
                 sock.close()
                 raise
         except HandshakeError as error:
-            raise ConnectionError(
-                f"{peer} refused the connection: {error}; give all ranks the same MCCL_SECRET or MCCL_SECRET_FILE"
+            raise DistBackendError(
+                f"mccl: {peer} refused the connection: {error}; give all ranks the same MCCL_SECRET or MCCL_SECRET_FILE"
             ) from error
         except OSError as error:
-            raise ConnectionError(
-                f"cannot connect to {peer}: {error.strerror or error}; check that the process is alive and that "
+            raise DistBackendError(
+                f"mccl: cannot connect to {peer}: {error.strerror or error}; check that the process is alive and that "
                 "no firewall is between"
             ) from error
         if verdict is Verdict.ACCEPT:

@@ -47,7 +47,9 @@ def run_ranks(
     Raises:
         RankFailed: any rank did not return; the text holds all their errors.
     """
-    outcomes = run_ranks_to_the_end(world, function, *args, backend=backend, timeout_s=timeout_s, **env)
+    outcomes = run_ranks_to_the_end(
+        world, function, *args, backend=backend, timeout_s=timeout_s, patience_s=30, **env
+    )
     bad = [f"--- rank {rank} ---\n{o.text}" for rank, o in enumerate(outcomes) if o.text]
     if bad:
         raise RankFailed("\n".join(bad))
@@ -55,12 +57,21 @@ def run_ranks(
 
 
 def run_ranks_to_the_end(
-    world: int, function: Callable[..., Any], *args: Any, backend: str = "mccl", timeout_s: float = 60.0, **env: str
+    world: int,
+    function: Callable[..., Any],
+    *args: Any,
+    backend: str = "mccl",
+    timeout_s: float = 60.0,
+    patience_s: float = 1.0,
+    **env: str,
 ) -> list[Outcome]:
-    """Like `run_ranks`, for tests in which ranks are meant to fail: returns how each one ended."""
+    """Like `run_ranks`, for tests in which ranks are meant to fail: returns how each one ended.
+
+    Rank 0, which holds the store, leaves when all others have, or `patience_s` after its own end.
+    """
     with listening_socket() as listener:
         return _collect(
-            world, lambda rank: _rank(rank, world, listener, backend, function, args, env), timeout_s
+            world, lambda rank: _rank(rank, world, listener, backend, function, args, env, patience_s), timeout_s
         )
 
 
@@ -81,6 +92,7 @@ def _rank(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     env: dict[str, str],
+    patience_s: float,
 ) -> Any:
     os.environ.update(env)
     torch.set_num_threads(1)
@@ -98,7 +110,7 @@ def _rank(
     # Rank 0 holds the store: it leaves last.
     store.add("test/done", 1)
     if rank == 0:
-        _wait_until(lambda: store.add("test/done", 0) == world, 30)
+        _wait_until(lambda: store.add("test/done", 0) == world, patience_s)
     dist.destroy_process_group()
     return result
 

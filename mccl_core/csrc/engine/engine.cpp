@@ -29,7 +29,17 @@ void Engine::add_connection(Fd socket, ProcessId process, std::string host) {
                                                  options_.credit_nbytes, options_.scratch_nbytes);
   connections_[id] = connection;
   by_process_[process] = connection;
+  // A group holds its connections even after their end: what a peer sent before it left can still be received.
+  for (const auto& [group_id, group] : groups_) attach(*group);
   receive_poller_.add(fd, reinterpret_cast<void*>(id), Interest::kRead);
+}
+
+void Engine::attach(Group& group) {
+  for (size_t rank = 0; rank < group.members.size(); ++rank) {
+    if (group.connections[rank]) continue;
+    const auto found = by_process_.find(group.members[rank].process);
+    if (found != by_process_.end()) group.connections[rank] = found->second;
+  }
 }
 
 bool Engine::connected(const ProcessId& process) const {
@@ -41,6 +51,7 @@ std::shared_ptr<Group> Engine::create_group(uint64_t id, int32_t rank, std::vect
   auto group = std::make_shared<Group>(id, rank, std::move(members));
   Lock lock(mutex_);
   if (!groups_.emplace(id, group).second) throw_usage("a group with this id exists in this process");
+  attach(*group);
   return group;
 }
 
@@ -49,22 +60,13 @@ std::shared_ptr<const Error> Engine::failure(const Group& group) const {
   return group.failure;
 }
 
-Engine::ConnectionPtr Engine::connection_of(const Group& group, int32_t rank) const {
-  const auto index = static_cast<size_t>(rank);
-  if (group.connections[index]) return group.connections[index];
-  const auto found = by_process_.find(group.members[index].process);
-  return found == by_process_.end() ? nullptr : found->second;
-}
-
 std::vector<int32_t> Engine::unconnected_peers(const Group& group, const Operation& op) const {
   std::vector<int32_t> peers;
   Lock lock(mutex_);
   for (const Step& step : op.steps) {
     for (const int32_t peer : {step.send_peer, step.recv_peer}) {
       if (peer < 0 || group.connections[static_cast<size_t>(peer)]) continue;
-      if (!connection_of(group, peer) && std::find(peers.begin(), peers.end(), peer) == peers.end()) {
-        peers.push_back(peer);
-      }
+      if (std::find(peers.begin(), peers.end(), peer) == peers.end()) peers.push_back(peer);
     }
   }
   return peers;
@@ -129,20 +131,7 @@ void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<O
   if (group->closed) throw_usage("this group was destroyed", "Make a new group with torch.distributed.new_group");
   for (const Step& step : op->steps) {
     for (const int32_t peer : {step.send_peer, step.recv_peer}) {
-      if (peer < 0) continue;
-      const auto index = static_cast<size_t>(peer);
-      if (!group->connections[index]) group->connections[index] = connection_of(*group, peer);
-      if (group->left[index] || !group->connections[index] || group->connections[index]->lost) {
-        ErrorInfo info;
-        info.code = Code::kPeerLeft;
-        info.rank = group->rank;
-        info.op = to_string(op->fingerprint.kind);
-        info.peer = peer;
-        info.peer_host = group->members[index].host;
-        info.detail = "has left the group";
-        info.advice = "All ranks must call the same collectives before they destroy the group";
-        throw Error(std::move(info));
-      }
+      if (peer >= 0 && !group->connections[static_cast<size_t>(peer)]) throw peer_left(*group, *op, peer);
     }
   }
 
@@ -168,6 +157,10 @@ void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<O
     receive_poller_.wake();
   }
 
+  for (const int32_t peer : departed_peers(*op)) {
+    leave_tables(*op);
+    throw peer_left(*group, *op, peer);
+  }
   for (InStream* stream : op->in) {
     if (stream->announced && !matches(*stream)) return;  // the group has failed; the op tells
   }

@@ -71,7 +71,7 @@ class Engine {
   // --- engine.cpp ---
   void build_streams(Operation& op, const StreamKey& key);
   InStream& in_stream(Connection& connection, const StreamKey& key);
-  ConnectionPtr connection_of(const Group& group, int32_t rank) const;
+  void attach(Group& group);
   void completion_loop();
   void enqueue_completion(std::function<void()> job);
 
@@ -126,6 +126,8 @@ class Engine {
   void purge(uint64_t group);
   void connection_lost(const ConnectionPtr& connection, std::string detail, int sys_errno);
   void on_goodbye(Connection& connection, uint64_t group);
+  static std::vector<int32_t> departed_peers(const Operation& op);
+  static Error peer_left(const Group& group, const Operation& op, int32_t peer);
   void on_error_frame(Connection& connection, const FrameHeader& header, const std::byte* payload);
   void orphan_frame(Connection& connection);
   void half_close_idle();

@@ -10,6 +10,9 @@ namespace mccl {
 
 namespace {
 constexpr const char* kRestart = "All ops in flight of this group end with this error; destroy the group and make a new one";
+constexpr const char* kDied = "Its process has probably died: see its log. ";
+constexpr const char* kMatchCalls =
+    "See that rank's log; all ranks must call the same collectives before they destroy the group";
 
 // Payload of an error frame: code, culprit's rank, then "host\0detail".
 std::string encode_error(const ErrorInfo& info) {
@@ -77,7 +80,7 @@ void Engine::fail_group(Group& group, ErrorInfo info) {
   if (group.failure) return;
   info.rank = group.rank;
   if (info.peer >= 0 && info.peer_host.empty()) info.peer_host = group.members[static_cast<size_t>(info.peer)].host;
-  if (info.advice.empty()) info.advice = kRestart;
+  if (info.advice.empty()) info.advice = std::string(info.code == Code::kPeerLost ? kDied : "") + kRestart;
   fail_group(group, std::make_shared<const Error>(std::move(info)));
 }
 
@@ -90,9 +93,8 @@ void Engine::fail_group(Group& group, std::shared_ptr<const Error> error) {
   notice.header.key.group = group.id;
   notice.payload = encode_error(error->info());
   for (int32_t rank = 0; rank < group.world(); ++rank) {
-    if (rank == group.rank || group.left[static_cast<size_t>(rank)]) continue;
-    const ConnectionPtr connection = connection_of(group, rank);
-    if (connection) queue_control(*connection, notice);
+    const auto index = static_cast<size_t>(rank);
+    if (group.connections[index] && !group.left[index]) queue_control(*group.connections[index], notice);
   }
   const auto in_flight = group.in_flight;
   for (const auto& [order, op] : in_flight) fail_operation(op, error);
@@ -133,8 +135,7 @@ void Engine::close_group(const std::shared_ptr<Group>& group, std::shared_ptr<co
     const auto in_flight = group->in_flight;
     for (const auto& [order, op] : in_flight) fail_operation(op, aborted);
     for (int32_t rank = 0; rank < group->world(); ++rank) {
-      if (rank == group->rank) continue;
-      const ConnectionPtr connection = connection_of(*group, rank);
+      const ConnectionPtr& connection = group->connections[static_cast<size_t>(rank)];
       ControlFrame goodbye;
       goodbye.header.type = FrameType::kGoodbye;
       goodbye.header.key.group = group->id;
@@ -147,7 +148,39 @@ void Engine::close_group(const std::shared_ptr<Group>& group, std::shared_ptr<co
   closed_groups_.insert(group->id);
 }
 
-// An op that still needs the peer cannot end any more; one that has all of the peer's bytes can.
+// Peers of the op that are gone though it needs them: it has bytes for them, or lacks bytes from them. One that has sent
+// all its bytes before it left is not missed.
+std::vector<int32_t> Engine::departed_peers(const Operation& op) {
+  std::vector<int32_t> peers;
+  const auto gone = [&](int32_t peer) {
+    const auto index = static_cast<size_t>(peer);
+    return op.group->left[index] || op.group->connections[index]->lost;
+  };
+  for (const auto& stream : op.out) {
+    // Bytes that a thread is just handing to the kernel count as sent: the peer may have them and be gone already.
+    const Connection& connection = *stream->connection;
+    const bool stuck = connection.frame.stream == stream.get() && !connection.tx_busy;
+    if ((stream->offset < stream->nbytes || stuck) && gone(stream->peer)) peers.push_back(stream->peer);
+  }
+  for (const InStream* stream : op.in) {
+    if (stream->arrived < stream->nbytes && gone(stream->peer)) peers.push_back(stream->peer);
+  }
+  return peers;
+}
+
+Error Engine::peer_left(const Group& group, const Operation& op, int32_t peer) {
+  ErrorInfo info;
+  info.code = Code::kPeerLeft;
+  info.rank = group.rank;
+  info.op = to_string(op.fingerprint.kind);
+  info.ticket = op.ticket;
+  info.peer = peer;
+  info.peer_host = group.members[static_cast<size_t>(peer)].host;
+  info.detail = "destroyed the group or ended before this op";
+  info.advice = kMatchCalls;
+  return Error(std::move(info));
+}
+
 void Engine::on_goodbye(Connection& connection, uint64_t id) {
   const auto found = groups_.find(id);
   if (found == groups_.end()) return;
@@ -157,20 +190,9 @@ void Engine::on_goodbye(Connection& connection, uint64_t id) {
     if (group.members[index].process != connection.process) continue;
     group.left[index] = true;
     for (const auto& [order, op] : group.in_flight) {
-      const auto needs = [&](const auto& stream) { return stream->peer == rank && stream->cursor < stream->steps.size(); };
-      const bool unsent = std::any_of(op->out.begin(), op->out.end(), needs);
-      const bool unseen = std::any_of(op->in.begin(), op->in.end(), [&](const InStream* stream) {
-        return stream->peer == rank && stream->arrived < stream->nbytes;
-      });
-      if (!unsent && !unseen) continue;
-      ErrorInfo info;
-      info.code = Code::kPeerLeft;
-      info.op = to_string(op->fingerprint.kind);
-      info.ticket = op->ticket;
-      info.peer = rank;
-      info.detail = "destroyed the group or ended before this op";
-      info.advice = "See that rank's log; all ranks must call the same collectives";
-      fail_group(group, std::move(info));
+      const auto departed = departed_peers(*op);
+      if (departed.empty()) continue;
+      fail_group(group, std::make_shared<const Error>(peer_left(group, *op, departed.front())));
       return;
     }
   }
@@ -191,7 +213,8 @@ void Engine::on_error_frame(Connection& connection, const FrameHeader& header, c
   info.peer_host = text.substr(0, split);
   info.detail = split < text.size() ? text.substr(split + 1) : "";
   for (size_t rank = 0; rank < group.members.size(); ++rank) {
-    if (group.members[rank].process == connection.process && static_cast<int32_t>(rank) != info.peer) {
+    if (group.members[rank].process == connection.process && static_cast<int32_t>(rank) != info.peer &&
+        info.detail.find("(reported by") == std::string::npos) {
       info.detail += " (reported by rank " + std::to_string(rank) + ")";
       break;
     }
@@ -218,7 +241,6 @@ void Engine::connection_lost(const ConnectionPtr& connection, std::string detail
       info.peer = rank;
       info.detail = detail;
       info.sys_errno = sys_errno;
-      info.advice = "Its process has probably died: see its log. " + std::string(kRestart);
       fail_group(*group, std::move(info));
     }
   }

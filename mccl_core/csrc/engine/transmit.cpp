@@ -170,6 +170,10 @@ bool Engine::transmit(Connection& connection, uint64_t budget_nbytes, Lock& lock
       budget_nbytes -= std::min<uint64_t>(budget_nbytes, static_cast<uint64_t>(n));
       frame_sent(connection, static_cast<uint64_t>(n), lock);
     }
+    if (n < 0 && op && !op->finished && frame.op->group->left[static_cast<size_t>(frame.stream->peer)]) {
+      const std::shared_ptr<Group> group = frame.op->group;
+      fail_group(*group, std::make_shared<const Error>(peer_left(*group, *frame.op, frame.stream->peer)));
+    }
     if (op) {
       if (op->finished && frame.op == op) orphan_frame(connection);
       unpin(op);
@@ -199,7 +203,10 @@ void Engine::frame_sent(Connection& connection, uint64_t nbytes, Lock& lock) {
   frame.payload_sent += nbytes;
   if (frame.op->finished) return;  // it failed during the call
   OutStream& stream = *frame.stream;
-  if (frame.payload_sent == frame.payload.nbytes) frame.op.reset();
+  if (frame.payload_sent == frame.payload.nbytes) {
+    frame.op.reset();
+    frame.stream = nullptr;
+  }
   sent(stream, nbytes, lock);
 }
 
