@@ -84,8 +84,8 @@ def test_what_belongs_to_one_host_is_not_taken_from_this_one(job) -> None:
         ("- script\n", "{file}:1: must be a mapping of keys and values"),
         (
             "script: train.py\nenv:\n  MCCL_SECRET: x\n",
-            "env: {{MCCL_SECRET}} (file {file}:2) must not hold MCCL_SECRET: a job's description is not secret. "
-            "Write it to a file of mode 0600 on each Mac and name that in MCCL_SECRET_FILE; "
+            "env: {{MCCL_SECRET}} (file {file}:2) must not hold MCCL_SECRET: a job's description is not "
+            "secret. Write it to a file of mode 0600 on each Mac and name that in MCCL_SECRET_FILE; "
             "correct it in {file}:2",
         ),
         (
