@@ -1,10 +1,11 @@
-"""Starts a program that cannot outlive its starter: `python -I guard.py PARENT_PID CLEANUP_DIR CMD…`.
+"""Starts a program that cannot outlive its starter: `python -I guard.py PARENT_PID CLEANUP_DIR GRACE_S CMD…`.
 
 The program gets a session of its own from the caller. A watchdog, detached from both, sleeps in the kernel
-until the parent or the program ends, then kills the program's process group, so that helpers of the program
-go too; once the parent has ended, it deletes CLEANUP_DIR ("" for none). On Linux the kernel also kills the
-program itself together with the thread that started it. Only the standard library is used: this file runs
-alone.
+until the parent or the program ends, then kills the program's process group, so that its helpers go too;
+once the parent has ended, it deletes CLEANUP_DIR ("" for none). GRACE_S > 0 is for a program that stops
+helpers in groups of their own, as a Ray node does: it gets SIGTERM and so many seconds first. With 0, on
+Linux, the kernel also kills it together with the thread that started it. Only the standard library is used:
+this file runs alone.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _PR_SET_PDEATHSIG = 1
 _MAX_DESCRIPTORS = 65536
 
 
-def wait_for_exit_of(pids: set[int]) -> set[int]:
-    """Blocks until at least one of `pids` has ended, and returns those that have."""
+def wait_for_exit_of(pids: set[int], timeout_s: float | None = None) -> set[int]:
+    """Blocks until at least one of `pids` has ended or the time is over; returns those that have ended."""
     if hasattr(os, "pidfd_open"):
-        return _wait_with_pidfd(pids)
-    return _wait_with_kqueue(pids)
+        return _wait_with_pidfd(pids, timeout_s)
+    return _wait_with_kqueue(pids, timeout_s)
 
 
-def _wait_with_pidfd(pids: set[int]) -> set[int]:
+def _wait_with_pidfd(pids: set[int], timeout_s: float | None) -> set[int]:
     poller = select.poll()
     descriptors: dict[int, int] = {}
     gone = set()
@@ -40,13 +41,14 @@ def _wait_with_pidfd(pids: set[int]) -> set[int]:
     if not gone:
         for descriptor in descriptors:
             poller.register(descriptor, select.POLLIN)
-        gone = {descriptors[descriptor] for descriptor, _ in poller.poll()}
+        timeout_ms = None if timeout_s is None else timeout_s * 1000
+        gone = {descriptors[descriptor] for descriptor, _ in poller.poll(timeout_ms)}
     for descriptor in descriptors:
         os.close(descriptor)
     return gone
 
 
-def _wait_with_kqueue(pids: set[int]) -> set[int]:  # pragma: no cover (macOS)
+def _wait_with_kqueue(pids: set[int], timeout_s: float | None) -> set[int]:  # pragma: no cover (macOS)
     queue = select.kqueue()  # type: ignore[attr-defined,unused-ignore]
     gone = set()
     for pid in pids:
@@ -61,15 +63,18 @@ def _wait_with_kqueue(pids: set[int]) -> set[int]:  # pragma: no cover (macOS)
         except ProcessLookupError:
             gone.add(pid)
     if not gone:
-        gone = {event.ident for event in queue.control(None, len(pids))}
+        gone = {event.ident for event in queue.control(None, len(pids), timeout_s)}
     queue.close()
     return gone
 
 
-def watch(parent: int, program: int, cleanup: str) -> None:
+def watch(parent: int, program: int, cleanup: str, grace_s: float) -> None:
     """The watchdog: returns once the program's group is dead and, if it had to, the parent too."""
     gone = wait_for_exit_of({parent, program})
     with contextlib.suppress(ProcessLookupError, PermissionError):
+        if grace_s and program not in gone:
+            os.kill(program, signal.SIGTERM)
+            wait_for_exit_of({program}, grace_s)
         os.killpg(program, signal.SIGKILL)
     if cleanup:
         if parent not in gone:
@@ -79,11 +84,11 @@ def watch(parent: int, program: int, cleanup: str) -> None:
 
 def main(argv: list[str]) -> None:
     """Becomes the program, after detaching a watchdog."""
-    parent, cleanup, command = int(argv[0]), argv[1], argv[2:]
-    if sys.platform == "linux":
+    parent, cleanup, grace_s, command = int(argv[0]), argv[1], float(argv[2]), argv[3:]
+    if sys.platform == "linux" and not grace_s:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            sys.exit(1)
+    if os.getppid() != parent:
+        sys.exit(1)
     program = os.getpid()
     first = os.fork()
     if first == 0:
@@ -93,7 +98,7 @@ def main(argv: list[str]) -> None:
             for descriptor in (0, 1, 2):
                 os.dup2(null, descriptor)
             os.closerange(3, _MAX_DESCRIPTORS)
-            watch(parent, program, cleanup)
+            watch(parent, program, cleanup, grace_s)
         os._exit(0)
     os.waitpid(first, 0)
     os.execvp(command[0], command)

@@ -46,7 +46,7 @@ class _Node:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *self.arguments]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                guarded(command, cleanup=self.cleanup),
+                guarded(command, cleanup=self.cleanup, grace_s=_STOP_TIMEOUT_S),
                 env=dict(env),
                 cwd="/",
                 stdin=subprocess.DEVNULL,

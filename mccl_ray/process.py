@@ -19,13 +19,15 @@ MAX_LINE_CHARS = 4096
 _OUTPUT_GRACE_S = 1.0
 
 
-def guarded(command: Sequence[str], *, cleanup: Path | None = None) -> list[str]:
+def guarded(command: Sequence[str], *, cleanup: Path | None = None, grace_s: float = 0) -> list[str]:
     """`command` under the guard: it dies with the calling thread, and `cleanup` is deleted thereafter.
 
-    Start it with `start_new_session=True`.
+    With a grace it dies with the calling process, and may stop its own helpers for so long. Start it with
+    `start_new_session=True`.
     """
     directory = str(cleanup) if cleanup else ""
-    return [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), directory, *command]
+    options = [str(os.getpid()), directory, str(grace_s)]
+    return [sys.executable, "-I", "-S", guard.__file__, *options, *command]
 
 
 def kill_group(pid: int) -> None:
