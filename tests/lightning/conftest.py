@@ -1,10 +1,12 @@
 """Runs scripts as ranks: each a process of its own, started the way a fleet worker or a user starts them."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from mccl_lightning.contract import Event, FleetEnvironment, decode
 
-TIME_LIMIT_S = 120
+TIME_LIMIT_S = 90
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
 
 
@@ -39,7 +41,7 @@ def free_port() -> int:
 def clean_environment() -> dict[str, str]:
     """This process's environment without any launcher's variables, and one thread a process."""
     kept = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES and not k.startswith("MCCL_")}
-    return {**kept, "OMP_NUM_THREADS": "1"}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
 
 
 @pytest.fixture
@@ -87,7 +89,8 @@ def run_fleet(tmp_path: Path) -> Callable[..., list[Rank]]:
             )
             for rank in range(world_size)
         ]
-        return [worker.result() for worker in workers]
+        deadline = time.monotonic() + TIME_LIMIT_S
+        return [worker.result(deadline) for worker in workers]
 
     return run
 
@@ -120,12 +123,23 @@ class _Worker:
         with open(reader, "rb") as pipe:
             self._lines += pipe
 
-    def result(self) -> Rank:
+    def result(self, deadline: float) -> Rank:
+        """Waits until the deadline; a rank that hangs is ended then, with its stacks in its output."""
         try:
-            returncode = self._process.wait(TIME_LIMIT_S)
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGABRT)  # faulthandler writes the threads' stacks
+        finally:
+            if self._process.poll() is None:
+                self._end()
+        self._thread.join()
+        return Rank(
+            self._process.returncode, self._output.read_text(), [decode(line) for line in self._lines]
+        )
+
+    def _end(self) -> None:
+        try:
+            self._process.wait(5)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-            returncode = -1
-        self._thread.join()
-        return Rank(returncode, self._output.read_text(), [decode(line) for line in self._lines])

@@ -7,7 +7,7 @@ import pytest
 
 from mccl_lightning.contract import Checkpoint, Error, Finished, Started, Step, Validation
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(220)
 
 SCRIPT = """
 import os

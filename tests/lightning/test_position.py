@@ -9,7 +9,7 @@ import pytest
 from mccl_lightning.contract import Checkpoint, Finished
 from mccl_lightning.position import batches_done
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(220)
 
 SCRIPT = """
 import sys
