@@ -46,6 +46,11 @@ def for_ray(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def for_local_driver(environ: Mapping[str, str]) -> dict[str, str]:
+    """The same beside a fleet that nobody drains: no actor that watches for that."""
+    return {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0", **for_driver(environ)}
+
+
 def for_driver(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that Ray Train reads in the driver; what the user has set wins."""
     return {

@@ -78,11 +78,13 @@ class LocalFleet:
     """Starts on entering, stops on leaving; also stops when this process is killed, thanks to the guard.
 
     On Linux each Mac has an address of its own (127.0.0.2, …) and so counts as a host; elsewhere they share
-    one. All its files are in a private temporary directory, which is deleted.
+    one. All its files are in a private temporary directory, which is deleted. With a
+    `dashboard_port` it takes jobs at `job_server`, as the head of a standing fleet does.
     """
 
-    def __init__(self, macs: int, env: Mapping[str, str]) -> None:
+    def __init__(self, macs: int, env: Mapping[str, str], *, dashboard_port: int | None = None) -> None:
         self._macs = macs
+        self._dashboard_port = dashboard_port
         self._env = environ.for_ray(env)
         self._nodes: list[_Node] = []
 
@@ -100,7 +102,7 @@ class LocalFleet:
     def _start(self) -> None:
         # Ray's sockets live here, and a socket's path may have 103 bytes on macOS: no TMPDIR.
         self._directory = Path(tempfile.mkdtemp(prefix="mccl-", dir="/tmp"))
-        port, client_port = _free_ports(2)
+        port, client_port = free_ports(2)
         self.address = f"127.0.0.1:{port}"
         common = [
             "--num-gpus=0",
@@ -117,13 +119,23 @@ class LocalFleet:
             f"--port={port}",
             f"--ray-client-server-port={client_port}",
             "--num-cpus=0",
-            "--include-dashboard=false",
+            *self._dashboard(),
             "--no-monitor",
             "--node-name=head",
             *common,
         ]
         self._bring_up([self._node("head", head)])
         self._bring_up([self._mac(index, common) for index in range(self._macs)])
+
+    def _dashboard(self) -> list[str]:
+        if self._dashboard_port is None:
+            return ["--include-dashboard=false"]
+        return ["--include-dashboard=true", f"--dashboard-port={self._dashboard_port}"]
+
+    @property
+    def job_server(self) -> str:
+        """The address for `mccl-fleet --address`."""
+        return f"127.0.0.1:{self._dashboard_port}"
 
     def _mac(self, index: int, common: list[str]) -> _Node:
         address = f"127.0.0.{index + 2}" if sys.platform == "linux" else "127.0.0.1"
@@ -179,7 +191,7 @@ def _tail(log: Path) -> str:
     return lines[-1] if lines else "it printed nothing"
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that are free now, all different."""
     probes = [socket.socket() for _ in range(count)]
     for probe in probes:

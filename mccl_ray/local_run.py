@@ -68,7 +68,7 @@ def _driver(
     command = [sys.executable, "-m", "mccl_ray.driver", name, "-"]
     process = subprocess.Popen(
         guarded(command),
-        env={**environ.for_driver(env), "RAY_ADDRESS": address},
+        env={**environ.for_local_driver(env), "RAY_ADDRESS": address},
         cwd=Path.cwd(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

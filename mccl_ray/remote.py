@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shlex
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -64,6 +65,8 @@ class RemoteFleet:
         except OSError as error:
             reason = "timed out" if isinstance(error, TimeoutError) else error.strerror or str(error)
             raise NoHead(f"no head at {self.address}: {reason}; {remedy}") from error
+        for name in ("ray.dashboard", "ray._private.runtime_env"):  # they tell each step of an upload
+            logging.getLogger(name).setLevel(logging.ERROR)
         try:
             self._client = JobSubmissionClient(self.address)
         except (ConnectionError, RuntimeError) as error:
@@ -95,26 +98,27 @@ class RemoteFleet:
                     "env_vars": environ.for_driver({}),
                 },
             )
-        except ValueError as error:  # Ray's name for a package above its limit
+        except (ValueError, RuntimeError) as error:
+            if "exceed" not in str(error):
+                raise
             raise SettingsError(
-                f"workdir: {str(spec.workdir)!r} cannot be sent: {str(error).splitlines()[0]} The limit is "
-                f"{UPLOAD_LIMIT_NBYTES >> 20} MiB: keep data and runs elsewhere, or set workdir"
+                f"workdir: {str(spec.workdir)!r} exceeds a head's limit of {UPLOAD_LIMIT_NBYTES >> 20} MiB; "
+                "keep data and runs elsewhere, or set workdir to a smaller folder"
             ) from error
 
     def follow(self, job: str) -> Iterator[Event]:
         """Yields the job's events from its beginning until it has ended, the result last."""
         result_seen = False
-        for line in self._lines(job):
-            event = from_line(line)
-            result_seen = result_seen or (event is not None and event["event"] == RESULT)
-            yield event or {"event": OUTPUT, "text": line}
+        for event in _without_preamble(self._lines(job)):
+            result_seen = result_seen or event["event"] == RESULT
+            yield event
         if not result_seen:
             yield self._result_without_word(job)
 
     def events(self, job: str) -> list[Event]:
         """The job's events up to now."""
         text = self._ask(job, self._client.get_job_logs)
-        return [from_line(line) or {"event": OUTPUT, "text": line} for line in text.splitlines()]
+        return list(_without_preamble(text.splitlines()))
 
     def describe(self, job: str) -> dict[str, Any]:
         """What the head knows of a job.
@@ -180,6 +184,19 @@ class RemoteFleet:
             if "does not exist" not in str(error):
                 raise
             raise NoHead(f"{self.address} knows no job {job!r}; `mccl-fleet status` lists them") from error
+
+
+def _without_preamble(lines: Iterable[str]) -> Iterator[Event]:
+    """The events of a driver's output; what comes before its first event is told only if none comes."""
+    preamble: list[Event] | None = []
+    for line in lines:
+        event = from_line(line) or {"event": OUTPUT, "text": line}
+        if preamble is not None and event["event"] == OUTPUT:
+            preamble.append(event)
+            continue
+        preamble = None
+        yield event
+    yield from preamble or []
 
 
 async def _next(chunks: Any) -> str | None:

@@ -1,7 +1,6 @@
 """What Ray Train's controller tells the driver: who works where, which worker died, that the job restarts.
 
-Runs inside the controller's process. It stands on Ray Train's callback interface for developers, which a Ray
-release may change: this module is the only one that touches it.
+Runs inside the controller's process, on Ray Train's callback interface for developers.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from typing import Any
 
 import ray
 from ray.train import BackendConfig, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 
 from mccl_ray.board import start_board
@@ -18,6 +17,7 @@ from mccl_ray.events import RUN, Event
 from mccl_ray.fleet import require_macs
 from mccl_ray.journal import Journal
 from mccl_ray.supervisor import Supervisor
+from mccl_ray.train_v2 import FleetTrainer
 from mccl_ray.worker import WorkerPlan, run_worker
 
 _TAKE_TIMEOUT_S = 1.0
@@ -91,7 +91,7 @@ class _Pump:
                 return
 
 
-def _trainer(spec: JobSpec, *, run: str, board: Any, logs: Path) -> DataParallelTrainer:
+def _trainer(spec: JobSpec, *, run: str, board: Any, logs: Path) -> FleetTrainer:
     plan = WorkerPlan(
         script=str(spec.script),
         args=tuple(arg.replace(RUN_DIR, str(logs.parent)) for arg in spec.args),
@@ -103,7 +103,7 @@ def _trainer(spec: JobSpec, *, run: str, board: Any, logs: Path) -> DataParallel
         progress_interval_s=spec.progress_interval_s,
         board=board,
     )
-    return DataParallelTrainer(
+    return FleetTrainer(
         run_worker,
         train_loop_config={"plan": plan},
         # The script makes the process group, in its own process: the worker needs none, nor torch.

@@ -7,6 +7,7 @@ main thread.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -25,6 +26,8 @@ from mccl_lightning import contract
 from mccl_ray import environ, events
 from mccl_ray.fleet import host_name
 from mccl_ray.process import LoggedProcess, describe_exit, write_private
+
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)(: |$)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,8 +176,7 @@ class ScriptRun:
         how = describe_exit(returncode)
         tail = self._process.tail()
         # A killed script's last words tell nothing about its death.
-        last_words = next((line.strip() for line in reversed(tail) if line.strip()), "")
-        reason = "" if returncode < 0 else self._error or last_words or "it printed nothing"
+        reason = "" if returncode < 0 else self._error or _last_words(tail)
         where = f"rank {self._fleet.rank} on {self._identity['host']} ({self._identity['ip']})"
         self._post(events.DIED, what="script", how=how, message=reason, tail=tail)
         self._failure = "\n".join(
@@ -184,6 +186,13 @@ class ScriptRun:
     def _post(self, kind: str, **fields: Any) -> None:
         event = {**fields, "event": kind, "time": time.time(), **self._identity}
         self._last_post = self._plan.board.post.remote(event)
+
+
+def _last_words(tail: list[str]) -> str:
+    """The last line that looks like an exception, or else the last one."""
+    lines = [line.strip() for line in tail if line.strip()]
+    exceptions = [line for line in lines if _EXCEPTION.match(line)]
+    return (exceptions or lines or ["it printed nothing"])[-1]
 
 
 def _pick_meeting_point() -> dict[str, Any]:
