@@ -22,7 +22,7 @@ Engine::~Engine() { shutdown(); }
 
 void Engine::add_connection(Fd socket, ProcessId process, std::string host) {
   configure_stream_socket(socket.get(), static_cast<int>(options_.socket_buffer_nbytes));
-  Lock lock(mutex_);
+  Lock lock(*this);
   const int fd = socket.get();
   const uint64_t id = next_connection_++;
   auto connection = std::make_shared<Connection>(id, std::move(socket), process, std::move(host),
@@ -43,26 +43,26 @@ void Engine::attach(Group& group) {
 }
 
 bool Engine::connected(const ProcessId& process) const {
-  Lock lock(mutex_);
+  const std::lock_guard guard(mutex_);
   return by_process_.contains(process);
 }
 
 std::shared_ptr<Group> Engine::create_group(uint64_t id, int32_t rank, std::vector<MemberInfo> members) {
   auto group = std::make_shared<Group>(id, rank, std::move(members));
-  Lock lock(mutex_);
+  Lock lock(*this);
   if (!groups_.emplace(id, group).second) throw_usage("a group with this id exists in this process");
   attach(*group);
   return group;
 }
 
 std::shared_ptr<const Error> Engine::failure(const Group& group) const {
-  Lock lock(mutex_);
+  const std::lock_guard guard(mutex_);
   return group.failure;
 }
 
 std::vector<int32_t> Engine::unconnected_peers(const Group& group, const Operation& op) const {
   std::vector<int32_t> peers;
-  Lock lock(mutex_);
+  const std::lock_guard guard(mutex_);
   for (const Step& step : op.steps) {
     for (const int32_t peer : {step.send_peer, step.recv_peer}) {
       if (peer < 0 || group.connections[static_cast<size_t>(peer)]) continue;
@@ -126,12 +126,14 @@ void Engine::build_streams(Operation& op, const StreamKey& key) {
 
 void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& op,
                     const PointToPoint* point_to_point) {
-  Lock lock(mutex_);
+  Lock lock(*this);
   if (group->failure) throw *group->failure;
   if (group->closed) throw_usage("this group was destroyed", "Make a new group with torch.distributed.new_group");
   for (const Step& step : op->steps) {
     for (const int32_t peer : {step.send_peer, step.recv_peer}) {
-      if (peer >= 0 && !group->connections[static_cast<size_t>(peer)]) throw peer_left(*group, *op, peer);
+      if (peer < 0 || group->connections[static_cast<size_t>(peer)]) continue;
+      fail_group(*group, std::make_shared<const Error>(peer_left(*group, *op, peer)));
+      throw *group->failure;
     }
   }
 
@@ -158,8 +160,9 @@ void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<O
   }
 
   for (const int32_t peer : departed_peers(*op)) {
-    leave_tables(*op);
-    throw peer_left(*group, *op, peer);
+    // The others wait for this op, too: they are told.
+    fail_group(*group, std::make_shared<const Error>(peer_left(*group, *op, peer)));
+    throw *group->failure;
   }
   for (InStream* stream : op->in) {
     if (stream->announced && !matches(*stream)) return;  // the group has failed; the op tells
@@ -177,17 +180,17 @@ void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<O
 }
 
 Counters Engine::counters() const {
-  Lock lock(mutex_);
+  const std::lock_guard guard(mutex_);
   return counters_;
 }
 
 void Engine::reset_counters() {
-  Lock lock(mutex_);
+  Lock lock(*this);
   counters_ = {};
 }
 
 uint64_t Engine::parked_nbytes() const {
-  Lock lock(mutex_);
+  const std::lock_guard guard(mutex_);
   uint64_t total = 0;
   for (const auto& [id, connection] : connections_) {
     for (const auto& [key, stream] : connection->in) {
@@ -220,12 +223,12 @@ void Engine::completion_loop() {
 
 void Engine::shutdown() {
   {
-    Lock lock(mutex_);
+    Lock lock(*this);
     if (stopping_) return;
   }
   std::vector<std::shared_ptr<Group>> open;
   {
-    Lock lock(mutex_);
+    Lock lock(*this);
     for (const auto& [id, group] : groups_) open.push_back(group);
   }
   for (const auto& group : open) close_group(group);
@@ -233,7 +236,7 @@ void Engine::shutdown() {
   // The receive thread half-closes each socket once nothing is left to send, and ends when all peers have answered
   // with theirs or the linger has passed. Closing at once could reset a connection whose bytes are still on their way.
   {
-    Lock lock(mutex_);
+    Lock lock(*this);
     stopping_ = true;
   }
   receive_poller_.wake();

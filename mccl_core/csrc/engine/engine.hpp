@@ -14,6 +14,7 @@
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "base/options.hpp"
@@ -65,7 +66,30 @@ class Engine {
   void close_descriptors_in_child();
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
+  // Holds the engine's mutex. What ops let go of meanwhile is destroyed once it is released: a tensor's end may need
+  // Python's interpreter lock, and whoever has that may be waiting for this mutex.
+  class Lock {
+   public:
+    explicit Lock(Engine& engine) : engine_(engine) { lock(); }
+    ~Lock() {
+      if (held_) unlock();
+    }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+    void lock() {
+      engine_.mutex_.lock();
+      held_ = true;
+    }
+    void unlock() {
+      const auto trash = std::exchange(engine_.trash_, {});
+      held_ = false;
+      engine_.mutex_.unlock();
+    }
+
+   private:
+    Engine& engine_;
+    bool held_ = false;
+  };
   using ConnectionPtr = std::shared_ptr<Connection>;
 
   // --- engine.cpp ---
@@ -148,6 +172,7 @@ class Engine {
   uint64_t next_order_ = 1;
   TimePoint next_deadline_ = kNever;
   Counters counters_{};
+  std::vector<std::shared_ptr<void>> trash_;  // see Lock
   bool stopping_ = false;
 
   std::mutex completion_mutex_;

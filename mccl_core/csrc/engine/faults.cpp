@@ -121,7 +121,7 @@ void Engine::purge(uint64_t group) {
 }
 
 void Engine::close_group(const std::shared_ptr<Group>& group, std::shared_ptr<const Error> error) {
-  Lock lock(mutex_);
+  Lock lock(*this);
   if (group->closed) return;
   if (error) fail_group(*group, std::move(error));
   const bool healthy = !group->failure;

@@ -193,6 +193,7 @@ void Engine::unpin(const std::shared_ptr<Operation>& op) {
 
 // The one place where an op ends, for its waiters, its future and its callbacks.
 void Engine::settle(const std::shared_ptr<Operation>& op) {
+  if (op->keep_alive) trash_.push_back(std::move(op->keep_alive));
   if (op->finalizer && !op->failure) {
     enqueue_completion([op] {
       op->finalizer();
@@ -200,6 +201,7 @@ void Engine::settle(const std::shared_ptr<Operation>& op) {
     });
     return;
   }
+  if (op->finalizer) trash_.push_back(std::make_shared<std::function<void()>>(std::move(op->finalizer)));
   auto callbacks = op->settle();
   if (callbacks.empty()) return;
   enqueue_completion([callbacks = std::move(callbacks)] {

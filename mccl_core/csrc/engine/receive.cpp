@@ -121,7 +121,7 @@ uint64_t Engine::finish_target(Connection& connection, const Target& target, uin
 // One turn on a readable connection. Returns false where it came to its end.
 bool Engine::receive(Connection& connection) {
   for (int turn = 0; turn < kReadsPerTurn; ++turn) {
-    Lock lock(mutex_);
+    Lock lock(*this);
     if (connection.lost) return false;
     Target target = choose_target(connection);
     const int fd = connection.fd.get();
@@ -291,7 +291,7 @@ void Engine::receive_loop() {
   while (true) {
     TimePoint wake_at;
     {
-      Lock lock(mutex_);
+      Lock lock(*this);
       if (stopping_ && linger_until == kNever) linger_until = deadline_after_ms(options_.linger_ms);
       if (stopping_) half_close_idle();
       if (stopping_ && (connections_.empty() || now_ns() >= linger_until)) {
@@ -306,7 +306,7 @@ void Engine::receive_loop() {
     for (size_t i = 0; i < count; ++i) {
       ConnectionPtr connection;
       {
-        Lock lock(mutex_);
+        Lock lock(*this);
         const auto found = connections_.find(reinterpret_cast<uint64_t>(events[i].token));
         if (found == connections_.end()) continue;
         connection = found->second;
@@ -315,7 +315,7 @@ void Engine::receive_loop() {
     }
     const TimePoint now = now_ns();
     if (now >= wake_at) {
-      Lock lock(mutex_);
+      Lock lock(*this);
       next_deadline_ = expire(now);
     }
   }

@@ -214,7 +214,7 @@ void Engine::transmit_loop() {
   std::array<PollEvent, 64> events;
   while (true) {
     const size_t count = transmit_poller_.wait(events, kNever);
-    Lock lock(mutex_);
+    Lock lock(*this);
     if (stopping_ && connections_.empty()) return;
     for (size_t i = 0; i < count; ++i) {
       const auto found = connections_.find(reinterpret_cast<uint64_t>(events[i].token));

@@ -39,7 +39,10 @@ Options options_from(const py::dict& values) {
 
 py::dict counters_of(const Engine& engine) {
   py::dict result;
-  const mccl::Counters counters = engine.counters();
+  const mccl::Counters counters = [&] {
+    py::gil_scoped_release free_gil;
+    return engine.counters();
+  }();
   for (size_t kind = 0; kind < counters.size(); ++kind) {
     py::dict entry;
     entry["count"] = counters[kind].count;
@@ -49,6 +52,7 @@ py::dict counters_of(const Engine& engine) {
   return result;
 }
 
+// Nothing here waits for the engine with Python's interpreter lock held.
 void bind_engine(py::module_& m) {
   const auto free_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
@@ -57,15 +61,22 @@ void bind_engine(py::module_& m) {
       .def(
           "add_connection",
           [](Engine& engine, int fd, const py::bytes& process, std::string host) {
-            engine.add_connection(mccl::Fd(fd), std::string(process), std::move(host));
+            const std::string id(process);
+            py::gil_scoped_release free_gil;
+            engine.add_connection(mccl::Fd(fd), id, std::move(host));
           },
           py::arg("fd"), py::arg("process"), py::arg("host"))
       .def(
-          "connected", [](const Engine& engine, const py::bytes& process) { return engine.connected(process); },
+          "connected",
+          [](const Engine& engine, const py::bytes& process) {
+            const std::string id(process);
+            py::gil_scoped_release free_gil;
+            return engine.connected(id);
+          },
           py::arg("process"))
       .def("counters", &counters_of)
-      .def("reset_counters", &Engine::reset_counters)
-      .def("parked_nbytes", &Engine::parked_nbytes)
+      .def("reset_counters", &Engine::reset_counters, free_gil)
+      .def("parked_nbytes", &Engine::parked_nbytes, free_gil)
       .def("shutdown", &Engine::shutdown, free_gil)
       .def("close_descriptors_in_child", &Engine::close_descriptors_in_child);
 }
@@ -84,6 +95,7 @@ c10::intrusive_ptr<ProcessGroupMCCL> make_group(const std::shared_ptr<Engine>& e
     py::gil_scoped_acquire gil;
     (*held)(ranks);
   };
+  py::gil_scoped_release free_gil;
   auto group = engine->create_group(id, rank, std::move(infos));
   return c10::make_intrusive<ProcessGroupMCCL>(engine, std::move(group), timeout, std::move(connector));
 }
@@ -104,6 +116,5 @@ PYBIND11_MODULE(_C, m) {
   bind_engine(m);
   py::class_<ProcessGroupMCCL, c10d::Backend, c10::intrusive_ptr<ProcessGroupMCCL>>(m, "ProcessGroupMCCL")
       .def(py::init(&make_group), py::arg("engine"), py::arg("group_id"), py::arg("rank"), py::arg("members"),
-           py::arg("timeout"), py::arg("connect"))
-      .def("get_error", &ProcessGroupMCCL::getError);
+           py::arg("timeout"), py::arg("connect"));
 }
