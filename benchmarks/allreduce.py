@@ -59,7 +59,9 @@ def run_rank(rank: int, world: int, port: int, sizes: list[int], seconds: float,
             for name, count in zip(BACKENDS, counts.tolist(), strict=True):
                 dist.barrier()
                 times[name] += measure(groups[name], tensor, count)
-        rows.append({"world": world, "bytes": nbytes} | {f"{n}_ms": statistics.median(times[n]) * 1e3 for n in BACKENDS})
+        rows.append(
+            {"world": world, "bytes": nbytes} | {f"{n}_ms": statistics.median(times[n]) * 1e3 for n in BACKENDS}
+        )
     if rank == 0:
         Path(output).write_text(json.dumps(rows))
     dist.destroy_process_group()
@@ -71,9 +73,7 @@ def run_world(world: int, sizes: list[int], seconds: float) -> list[dict[str, fl
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        mp.start_processes(
-            run_rank, args=(world, port, sizes, seconds, file.name), nprocs=world, start_method="fork"
-        )
+        mp.start_processes(run_rank, args=(world, port, sizes, seconds, file.name), nprocs=world, start_method="fork")
         rows = json.loads(Path(file.name).read_text())
     for row in rows:
         factor = 2 * (world - 1) / world * row["bytes"] / 1e9

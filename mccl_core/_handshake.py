@@ -87,9 +87,7 @@ def dial(sock: socket.socket, *, secret: bytes, job: str, me: bytes, peer: bytes
 Handshake = Generator[int, bytes, "tuple[bytes, Callable[[Verdict], None]]"]
 
 
-def accept(
-    send: Callable[[bytes], object], *, me: bytes, secret_of: Callable[[str], bytes | None]
-) -> Handshake:
+def accept(send: Callable[[bytes], object], *, me: bytes, secret_of: Callable[[str], bytes | None]) -> Handshake:
     """The acceptor's side as a generator: yields how many bytes it wants next, is sent them.
 
     Returns the dialer's process id, and the function that tells it the verdict. It never blocks, so one thread can
@@ -120,7 +118,11 @@ def accept(
     proof = yield from _read_message()
     if not hmac.compare_digest(str(proof.get("mac")), hello.mac(secret, "dialer", nonce)):
         raise refuse("authentication failed: wrong job secret")
-    return hello.dialer, lambda verdict: send(_encode({"verdict": verdict.value}))
+
+    def tell(verdict: Verdict) -> None:
+        send(_encode({"verdict": verdict.value}))
+
+    return hello.dialer, tell
 
 
 def _encode(message: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""The listening socket of a process: one thread that lets dialers prove who they are, all at once, each by a deadline."""
+"""The listening socket of a process: one thread that lets dialers prove who they are, each by a deadline."""
 
 from __future__ import annotations
 
@@ -81,7 +81,12 @@ class Listener:
 
     def close_descriptors_in_child(self) -> None:
         """In a forked child: closes the inherited descriptors; the thread does not exist there."""
-        for sock in (self._socket, self._wake_read, self._wake_write, *(g.sock for g in self._guests.values())):
+        for sock in (
+            self._socket,
+            self._wake_read,
+            self._wake_write,
+            *(g.sock for g in self._guests.values()),
+        ):
             sock.close()
         self._selector.close()
 
@@ -114,9 +119,7 @@ class Listener:
             return
         sock.setblocking(False)
         handshake = accept(sock.send, me=self._me, secret_of=self._secret_of)
-        guest = _Guest(
-            sock, str(address[0]), handshake, next(handshake), time.monotonic() + self._timeout_s
-        )
+        guest = _Guest(sock, str(address[0]), handshake, next(handshake), time.monotonic() + self._timeout_s)
         self._guests[sock.fileno()] = guest
         self._selector.register(sock, selectors.EVENT_READ)
 
@@ -169,6 +172,4 @@ def _bind(address: str, port_base: int) -> socket.socket:
             ) from error
         sock.setblocking(False)
         return sock
-    raise OSError(
-        f"no free port from {port_base} on ({_PORTS_TRIED} tried) on {address}; set another MCCL_PORT_BASE"
-    )
+    raise OSError(f"no free port from {port_base} on ({_PORTS_TRIED} tried) on {address}; set another MCCL_PORT_BASE")

@@ -75,8 +75,8 @@ def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta)
         runtime.know(peer)
     if strangers:
         raise DistBackendError(
-            f"mccl: rank {rank} on {runtime.config.host_name}: authentication failed: another job secret than this rank's "
-            f"is used by rank {', rank '.join(strangers)}; give all ranks the same MCCL_SECRET or MCCL_SECRET_FILE"
+            f"mccl: rank {rank} on {runtime.config.host_name}: authentication failed: another job secret than this "
+            f"rank's is used by rank {', rank '.join(strangers)}; give all ranks the same MCCL_SECRET or MCCL_SECRET_FILE"
         )
     return Meeting(group_id, job, peers)
 
@@ -111,7 +111,7 @@ def _agree(runtime: Runtime, store: Any, rank: int, timeout: timedelta) -> tuple
             f"mccl: rank {rank} on {runtime.config.host_name} was given a job secret, but rank 0 was not; "
             "set the same MCCL_SECRET or MCCL_SECRET_FILE on all ranks"
         )
-    secret = given if given is not None else bytes.fromhex(made)
+    secret = given if given is not None else bytes.fromhex(str(made))
     return int(offer["group"]), str(offer["job"]), secret
 
 

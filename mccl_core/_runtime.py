@@ -125,9 +125,7 @@ class Runtime:
         try:
             sock = socket.create_connection((peer.address, peer.port), timeout=timeout)
             try:
-                verdict = _handshake.dial(
-                    sock, secret=self._jobs[job], job=job, me=self.process, peer=peer.process
-                )
+                verdict = _handshake.dial(sock, secret=self._jobs[job], job=job, me=self.process, peer=peer.process)
             except BaseException:
                 sock.close()
                 raise

@@ -57,9 +57,7 @@ class CoreConfig(BaseModel):
     port_base: int = Field(29600, ge=1, le=65535, description="First port tried; the next free one is taken.")
     connect_timeout_ms: int = Field(30_000, ge=1, description="Limit for connecting to one peer.")
     handshake_timeout_ms: int = Field(5_000, ge=1, description="Limit for a stranger to prove who it is.")
-    host_name: str = Field(
-        default_factory=socket.gethostname, description="How errors and tables call this machine."
-    )
+    host_name: str = Field(default_factory=socket.gethostname, description="How errors and tables call this machine.")
 
     secret: SecretStr | None = Field(None, description="The job's secret; at least 16 characters.")
     secret_file: Path | None = Field(

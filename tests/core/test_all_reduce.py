@@ -44,8 +44,9 @@ def reference(inputs: list[torch.Tensor], op: str, factor: float = 1.0) -> torch
         case "SUM" | "PREMUL_SUM":
             return (wide * factor).sum(0) if op == "PREMUL_SUM" else wide.sum(0)
         case "AVG":
-            mean = wide.double().mean(0) if dtype.is_floating_point else wide.sum(0).div(len(inputs), rounding_mode="trunc")
-            return mean
+            if dtype.is_floating_point:
+                return wide.mean(0)
+            return wide.sum(0).div(len(inputs), rounding_mode="trunc")
         case "PRODUCT":
             return wide.prod(0)
         case "MIN":
@@ -166,7 +167,7 @@ def complex_sum(rank: int, world: int) -> None:
     tensor = torch.full((5,), complex(rank, 1), dtype=torch.complex64)
     dist.all_reduce(tensor)
     assert torch.equal(tensor, torch.full((5,), complex(sum(range(world)), world), dtype=torch.complex64))
-    with pytest.raises(Exception, match="max|not defined|does not support"):
+    with pytest.raises(Exception, match=r"max|not defined|does not support"):
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
 
 

@@ -166,7 +166,16 @@ def world_of_one(rank: int, world: int) -> None:
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize(
     "collective",
-    [broadcast, reduce, all_gather, reduce_scatter, gather_and_scatter, all_to_all, point_to_point, asynchronous],
+    [
+        broadcast,
+        reduce,
+        all_gather,
+        reduce_scatter,
+        gather_and_scatter,
+        all_to_all,
+        point_to_point,
+        asynchronous,
+    ],
 )
 def test_collective(collective: object, world: int) -> None:
     run_ranks(world, collective)

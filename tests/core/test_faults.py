@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -106,14 +107,12 @@ def test_a_wait_with_a_timeout_leaves_the_op_alone() -> None:
 
 def leaves_early(rank: int, world: int) -> str:
     group = dist.new_group()
+    dist.all_reduce(torch.ones(1), group=group)
+    dist.barrier()
     if rank == 1:
-        dist.all_reduce(torch.ones(1), group=group)
         dist.destroy_process_group(group)
         return ""
-    dist.all_reduce(torch.ones(1), group=group)
-    text = caught(lambda: [dist.all_reduce(torch.ones(1), group=group) for _ in range(2)])
-    # The default group is not touched by it.
-    return text
+    return caught(lambda: [dist.all_reduce(torch.ones(1), group=group) for _ in range(2)])
 
 
 def test_a_rank_that_destroys_its_group_is_named_by_those_who_go_on() -> None:
@@ -151,10 +150,10 @@ def test_bad_arguments_are_errors_on_the_rank_alone() -> None:
 
 def churn(rank: int, world: int) -> tuple[int, int]:
     def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
+        return len(list(Path("/proc/self/fd").iterdir()))
 
     def threads() -> int:
-        return len(os.listdir("/proc/self/task"))
+        return len(list(Path("/proc/self/task").iterdir()))
 
     before = None
     for cycle in range(12):
@@ -168,7 +167,7 @@ def churn(rank: int, world: int) -> tuple[int, int]:
     return before
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="counts descriptors in /proc, which is Linux's")
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc, which is Linux's")
 def test_groups_that_come_and_go_leave_no_descriptor_and_no_thread() -> None:
     run_ranks(3, churn)
 

@@ -85,7 +85,8 @@ def test_an_acceptor_without_the_secret_is_found_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x05hello", b"\xff" * 64, b"\x00\x00\x00\x02{}", b"\x00"]
+    "garbage",
+    [b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x05hello", b"\xff" * 64, b"\x00\x00\x00\x02{}", b"\x00"],
 )
 def test_strangers_are_dropped_and_members_still_get_in(listener, garbage: bytes) -> None:
     server, admitted = listener
@@ -124,7 +125,7 @@ def test_a_replayed_proof_does_not_open_the_door(listener) -> None:
 
 
 def test_a_silent_connection_costs_nobody_else_time(listener) -> None:
-    server, admitted = listener
+    server, _ = listener
     silent = [connect(server) for _ in range(50)]
     start = time.monotonic()
     with connect(server) as sock:
@@ -139,7 +140,12 @@ def test_a_silent_connection_costs_nobody_else_time(listener) -> None:
 def test_two_listeners_take_two_ports(listener) -> None:
     server, _ = listener
     other = Listener(
-        address="127.0.0.1", port_base=server.port, timeout_s=1, me=b"o" * 16, secret_of=lambda _: None, admit=lambda *_: None
+        address="127.0.0.1",
+        port_base=server.port,
+        timeout_s=1,
+        me=b"o" * 16,
+        secret_of=lambda _: None,
+        admit=lambda *_: None,
     )
     other.start()
     assert other.port > server.port
@@ -150,7 +156,12 @@ def test_two_listeners_take_two_ports(listener) -> None:
 
 def test_an_address_of_another_machine_is_a_clear_error() -> None:
     elsewhere = Listener(
-        address="192.0.2.1", port_base=29600, timeout_s=1, me=ACCEPTOR, secret_of=lambda _: None, admit=lambda *_: None
+        address="192.0.2.1",
+        port_base=29600,
+        timeout_s=1,
+        me=ACCEPTOR,
+        secret_of=lambda _: None,
+        admit=lambda *_: None,
     )
     with pytest.raises(OSError, match="MCCL_LISTEN_ADDR"):
         elsewhere.start()

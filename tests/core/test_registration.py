@@ -24,7 +24,8 @@ def test_import_torch_is_enough() -> None:
 
 
 def test_import_mccl_core_where_autoloading_is_off() -> None:
-    code = "import torch.distributed as d; print('MCCL' in d.Backend._plugins); import mccl_core; print('MCCL' in d.Backend._plugins)"
+    ask = "print('MCCL' in d.Backend._plugins);"
+    code = f"import torch.distributed as d; {ask} import mccl_core; {ask}"
     done = python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert done.stdout.split() == ["False", "True"], done.stderr
 
@@ -51,7 +52,8 @@ def test_another_package_with_the_name_is_a_warning_and_then_an_error() -> None:
 
 
 def test_a_bad_variable_names_itself() -> None:
-    code = "import torch.distributed as d; d.init_process_group('mccl', init_method='tcp://127.0.0.1:0', rank=0, world_size=1)"
+    call = "d.init_process_group('mccl', init_method='tcp://127.0.0.1:0', rank=0, world_size=1)"
+    code = f"import torch.distributed as d; {call}"
     done = python(code, MCCL_SEGMENT_NBYTES="12")
     assert done.returncode != 0
     assert "MCCL_SEGMENT_NBYTES" in done.stderr and "4096" in done.stderr

@@ -40,16 +40,19 @@ class Outcome:
 
 
 def run_ranks(
-    world: int, function: Callable[..., Any], *args: Any, backend: str = "mccl", timeout_s: float = 60.0, **env: str
+    world: int,
+    function: Callable[..., Any],
+    *args: Any,
+    backend: str = "mccl",
+    timeout_s: float = 60.0,
+    **env: str,
 ) -> list[Any]:
     """Runs `function(rank, world, *args)` inside an initialised process group on each rank; returns the results.
 
     Raises:
         RankFailed: any rank did not return; the text holds all their errors.
     """
-    outcomes = run_ranks_to_the_end(
-        world, function, *args, backend=backend, timeout_s=timeout_s, patience_s=30, **env
-    )
+    outcomes = run_ranks_to_the_end(world, function, *args, backend=backend, timeout_s=timeout_s, patience_s=30, **env)
     bad = [f"--- rank {rank} ---\n{o.text}" for rank, o in enumerate(outcomes) if o.text]
     if bad:
         raise RankFailed("\n".join(bad))
@@ -71,7 +74,9 @@ def run_ranks_to_the_end(
     """
     with listening_socket() as listener:
         return _collect(
-            world, lambda rank: _rank(rank, world, listener, backend, function, args, env, patience_s), timeout_s
+            world,
+            lambda rank: _rank(rank, world, listener, backend, function, args, env, patience_s),
+            timeout_s,
         )
 
 

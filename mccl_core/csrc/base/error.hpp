@@ -14,14 +14,14 @@ const char* to_string(Code code);
 
 struct ErrorInfo {
   Code code = Code::kSystem;
-  std::string op;           // "all_reduce", empty where no op is concerned
-  uint64_t ticket = 0;      // 0 where no op is concerned
-  int rank = -1;            // the rank that raises
-  int peer = -1;            // the rank it was waiting for, or that caused the error
+  std::string op;       // "all_reduce", empty where no op is concerned
+  uint64_t ticket = 0;  // 0 where no op is concerned
+  int rank = -1;        // the rank that raises
+  int peer = -1;        // the rank it was waiting for, or that caused the error
   std::string peer_host;
   int sys_errno = 0;
-  std::string detail;       // what happened
-  std::string advice;       // what to do next
+  std::string detail;  // what happened
+  std::string advice;  // what to do next
 
   std::string message() const;
 };

@@ -52,7 +52,11 @@ struct OutFrame {
 class Connection {
  public:
   Connection(uint64_t id, Fd socket, ProcessId peer, std::string peer_host, uint64_t credit, size_t scratch_nbytes)
-      : id(id), fd(std::move(socket)), process(std::move(peer)), host(std::move(peer_host)), credit_nbytes(credit),
+      : id(id),
+        fd(std::move(socket)),
+        process(std::move(peer)),
+        host(std::move(peer_host)),
+        credit_nbytes(credit),
         scratch(scratch_nbytes) {}
 
   const uint64_t id;
@@ -71,17 +75,17 @@ class Connection {
   std::vector<OutStream*> ready;    // may have sendable bytes; sorted by the op's order
   std::vector<OutStream*> starved;  // had no credit
   std::deque<ControlFrame> control;
-  uint64_t credit_nbytes;           // what may still be sent without a grant
-  uint64_t owed_nbytes = 0;         // credit to return to the peer
-  bool credit_queued = false;       // a frame of type kCredit is among the control frames
+  uint64_t credit_nbytes;      // what may still be sent without a grant
+  uint64_t owed_nbytes = 0;    // credit to return to the peer
+  bool credit_queued = false;  // a frame of type kCredit is among the control frames
   std::unordered_map<StreamKey, uint64_t, StreamKeyHash> early_grants;  // for ops not posted here yet
 
   // --- receive ---
   std::vector<std::byte> scratch;
   size_t begin = 0;
   size_t end = 0;
-  FrameHeader header;       // of the frame whose payload is being read
-  uint32_t left_nbytes = 0; // of that payload
+  FrameHeader header;         // of the frame whose payload is being read
+  uint32_t left_nbytes = 0;   // of that payload
   InStream* rx_in = nullptr;  // its stream; null: the payload is dropped
   std::unordered_map<StreamKey, std::unique_ptr<InStream>, StreamKeyHash> in;
 };

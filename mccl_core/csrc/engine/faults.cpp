@@ -9,7 +9,8 @@
 namespace mccl {
 
 namespace {
-constexpr const char* kRestart = "All ops in flight of this group end with this error; destroy the group and make a new one";
+constexpr const char* kRestart =
+    "All ops in flight of this group end with this error; destroy the group and make a new one";
 constexpr const char* kDied = "Its process has probably died: see its log. ";
 constexpr const char* kMatchCalls =
     "See that rank's log; all ranks must call the same collectives before they destroy the group";
@@ -41,7 +42,8 @@ bool Engine::matches(InStream& stream) {
   info.peer_host = stream.connection->host;
   info.detail = "called " + stream.fingerprint.describe() + " where rank " + std::to_string(op.group->rank) +
                 " called " + op.fingerprint.describe();
-  info.advice = "All ranks of a group must call the same collectives, with the same sizes and dtypes, in the same order";
+  info.advice =
+      "All ranks of a group must call the same collectives, with the same sizes and dtypes, in the same order";
   fail_group(*op.group, std::move(info));
   return false;
 }
@@ -53,8 +55,7 @@ void Engine::orphan_frame(Connection& connection) {
   std::vector<std::byte> rest(frame.payload.nbytes - frame.payload_sent);
   uint64_t done = 0;
   while (done < rest.size()) {
-    const Buffer part =
-        frame.op->buffers.front({frame.payload.offset + frame.payload_sent + done, rest.size() - done});
+    const Buffer part = frame.op->buffers.front({frame.payload.offset + frame.payload_sent + done, rest.size() - done});
     std::copy_n(part.data, part.nbytes, rest.data() + done);
     done += part.nbytes;
   }
@@ -148,8 +149,8 @@ void Engine::close_group(const std::shared_ptr<Group>& group, std::shared_ptr<co
   closed_groups_.insert(group->id);
 }
 
-// Peers of the op that are gone though it needs them: it has bytes for them, or lacks bytes from them. One that has sent
-// all its bytes before it left is not missed.
+// Peers of the op that are gone though it needs them: it has bytes for them, or lacks bytes from them. One that has
+// sent all its bytes before it left is not missed.
 std::vector<int32_t> Engine::departed_peers(const Operation& op) {
   std::vector<int32_t> peers;
   const auto gone = [&](int32_t peer) {

@@ -30,7 +30,11 @@ using Counters = std::array<KindCounters, static_cast<size_t>(OpKind::kCount)>;
 class Group {
  public:
   Group(uint64_t id, int32_t rank, std::vector<MemberInfo> members)
-      : id(id), rank(rank), members(std::move(members)), connections(this->members.size()), left(this->members.size()) {}
+      : id(id),
+        rank(rank),
+        members(std::move(members)),
+        connections(this->members.size()),
+        left(this->members.size()) {}
 
   const uint64_t id;
   const int32_t rank;
@@ -38,9 +42,9 @@ class Group {
   int32_t world() const { return static_cast<int32_t>(members.size()); }
 
   std::vector<std::shared_ptr<Connection>> connections;  // by rank; null until connected
-  std::vector<bool> left;                                 // said goodbye
+  std::vector<bool> left;                                // said goodbye
   uint64_t next_ticket = 1;
-  std::unordered_map<StreamKey, uint64_t, StreamKeyHash> next_sent;      // point-to-point: sequence = peer rank
+  std::unordered_map<StreamKey, uint64_t, StreamKeyHash> next_sent;  // point-to-point: sequence = peer rank
   std::unordered_map<StreamKey, uint64_t, StreamKeyHash> next_received;
   std::map<uint64_t, std::shared_ptr<Operation>> in_flight;  // by order
   std::shared_ptr<const Error> failure;

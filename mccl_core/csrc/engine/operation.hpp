@@ -28,12 +28,12 @@ struct OutStream {
   int32_t peer = -1;
   StreamKey key;
   std::vector<int32_t> steps;
-  size_t cursor = 0;      // index into steps; == size() when all is sent
-  uint64_t nbytes = 0;    // all bytes of the stream
-  uint64_t offset = 0;    // stream bytes put into frames
-  uint64_t granted = 0;   // stream offset up to which the peer wants the bytes
-  bool requested = false; // a grant was asked for at this offset
-  bool queued = false;    // in the connection's ready list
+  size_t cursor = 0;       // index into steps; == size() when all is sent
+  uint64_t nbytes = 0;     // all bytes of the stream
+  uint64_t offset = 0;     // stream bytes put into frames
+  uint64_t granted = 0;    // stream offset up to which the peer wants the bytes
+  bool requested = false;  // a grant was asked for at this offset
+  bool queued = false;     // in the connection's ready list
 };
 
 // Payload that came before it could be used. One block a frame, allocated whole, filled as bytes arrive.
@@ -55,11 +55,11 @@ struct InStream {
   bool announced = false;   // a data frame or request has come
   std::vector<int32_t> steps;
   size_t cursor = 0;
-  uint64_t arrived = 0;     // stream bytes taken from the socket
-  uint64_t granted = 0;     // stream offset that the sender was told
-  uint64_t nbytes = 0;      // all bytes of the stream, once posted
+  uint64_t arrived = 0;  // stream bytes taken from the socket
+  uint64_t granted = 0;  // stream offset that the sender was told
+  uint64_t nbytes = 0;   // all bytes of the stream, once posted
   bool requested = false;
-  bool busy = false;        // a thread is reading parked or arriving bytes into the op, outside the lock
+  bool busy = false;  // a thread is reading parked or arriving bytes into the op, outside the lock
   std::deque<Parked> parked;
 };
 
@@ -102,7 +102,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // --- owned by the engine, under its lock ---
   std::shared_ptr<Group> group;
   uint64_t ticket = 0;
-  uint64_t order = 0;      // priority on the wire: order of posting in this process
+  uint64_t order = 0;  // priority on the wire: order of posting in this process
   std::vector<StepState> states;
   std::vector<std::unique_ptr<OutStream>> out;
   std::vector<InStream*> in;  // owned by the connections

@@ -13,9 +13,9 @@
 namespace mccl {
 
 namespace {
-constexpr size_t kMaxParts = 64;                  // iovecs of one system call
-constexpr size_t kMaxControlFrames = 16;          // sent together
-constexpr uint64_t kTurn_nbytes = 4u << 20;       // then the transmit thread serves the next connection
+constexpr size_t kMaxParts = 64;             // iovecs of one system call
+constexpr size_t kMaxControlFrames = 16;     // sent together
+constexpr uint64_t kTurn_nbytes = 4u << 20;  // then the transmit thread serves the next connection
 }  // namespace
 
 void Engine::mark_ready(OutStream& stream) {

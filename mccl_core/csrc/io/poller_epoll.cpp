@@ -44,9 +44,7 @@ Poller::Poller() : poll_(::epoll_create1(EPOLL_CLOEXEC)), wake_(::eventfd(0, EFD
   control(poll_.get(), EPOLL_CTL_ADD, wake_.get(), this, Interest::kRead);
 }
 
-void Poller::add(int fd, void* token, Interest interest) {
-  control(poll_.get(), EPOLL_CTL_ADD, fd, token, interest);
-}
+void Poller::add(int fd, void* token, Interest interest) { control(poll_.get(), EPOLL_CTL_ADD, fd, token, interest); }
 void Poller::modify(int fd, void* token, Interest interest) {
   control(poll_.get(), EPOLL_CTL_MOD, fd, token, interest);
 }

@@ -25,9 +25,9 @@ OperationPtr make_reduction(Member me, Fingerprint fingerprint, uint64_t nbytes,
 
 void check_root(Member me, int32_t root, const char* name) {
   if (root >= 0 && root < me.world) return;
-  throw_usage(std::string(name) + ": rank " + std::to_string(root) + " is not in this group of " +
-                  std::to_string(me.world),
-              "Name a rank from 0 to " + std::to_string(me.world - 1));
+  throw_usage(
+      std::string(name) + ": rank " + std::to_string(root) + " is not in this group of " + std::to_string(me.world),
+      "Name a rank from 0 to " + std::to_string(me.world - 1));
 }
 
 void check_peer(Member me, int32_t peer, const char* name) {
@@ -159,7 +159,8 @@ OperationPtr send(Member me, int32_t to, Buffer data, DType dtype) {
   check_peer(me, to, "send");
   Schedule schedule;
   if (data.nbytes > 0) schedule.steps.push_back(send_step(to, {0, data.nbytes}));
-  return make({OpKind::kPointToPoint, ReduceOp::kSum, dtype, -1, data.nbytes}, data.nbytes, std::move(schedule), {data});
+  return make({OpKind::kPointToPoint, ReduceOp::kSum, dtype, -1, data.nbytes}, data.nbytes, std::move(schedule),
+              {data});
 }
 
 OperationPtr receive(Member me, int32_t from, Buffer data, DType dtype) {
@@ -170,7 +171,8 @@ OperationPtr receive(Member me, int32_t from, Buffer data, DType dtype) {
     set_copy(step, from, {0, data.nbytes});
     schedule.steps.push_back(step);
   }
-  return make({OpKind::kPointToPoint, ReduceOp::kSum, dtype, -1, data.nbytes}, data.nbytes, std::move(schedule), {data});
+  return make({OpKind::kPointToPoint, ReduceOp::kSum, dtype, -1, data.nbytes}, data.nbytes, std::move(schedule),
+              {data});
 }
 
 }  // namespace mccl

@@ -82,11 +82,15 @@ struct BitXor {
 };
 struct Identity {
   template <class W>
-  static W apply(W x, double) { return x; }
+  static W apply(W x, double) {
+    return x;
+  }
 };
 struct Divide {
   template <class W>
-  static W apply(W x, double divisor) { return static_cast<W>(x / static_cast<W>(divisor)); }
+  static W apply(W x, double divisor) {
+    return static_cast<W>(x / static_cast<W>(divisor));
+  }
 };
 
 template <class Format, template <class> class Op, class After>
@@ -170,8 +174,7 @@ const char* to_string(DType dtype) {
 }
 
 const char* to_string(ReduceOp op) {
-  static constexpr const char* kNames[] = {"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
-                                           "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
+  static constexpr const char* kNames[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"};
   return op < ReduceOp::kCount ? kNames[static_cast<size_t>(op)] : "unknown op";
 }
 

@@ -36,8 +36,8 @@ struct Step {
   Gate send_gate;
 
   int32_t recv_peer = -1;
-  Range recv;      // where the result goes
-  Gate recv_gate;  // kReceivedBytes is not allowed here
+  Range recv;         // where the result goes
+  Gate recv_gate;     // kReceivedBytes is not allowed here
   bool park = false;  // may be granted before its gate opens: the op keeps these bytes in memory until then
   Action action = Action::kCopy;
   // For kReduce: result = op(lower, higher) of the incoming bytes and those at `operand`.
@@ -68,7 +68,8 @@ inline void set_copy(Step& step, int32_t peer, Range range, Gate gate = {}) {
   step.action = Action::kCopy;
 }
 
-inline void set_reduce(Step& step, int32_t peer, Range range, uint64_t operand, bool incoming_is_lower, Gate gate = {}) {
+inline void set_reduce(Step& step, int32_t peer, Range range, uint64_t operand, bool incoming_is_lower,
+                       Gate gate = {}) {
   step.recv_peer = peer;
   step.recv = range;
   step.recv_gate = gate;

@@ -24,8 +24,8 @@ const std::vector<at::Tensor>& only(const std::vector<std::vector<at::Tensor>>& 
 // PREMUL_SUM's factor; a new tensor, since only some collectives may change their input.
 at::Tensor premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op) {
   if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return tensor;
-  TORCH_CHECK_TYPE(tensor.is_floating_point() || tensor.is_complex(), "mccl: PREMUL_SUM needs a floating-point tensor, got ",
-                   tensor.scalar_type());
+  TORCH_CHECK_TYPE(tensor.is_floating_point() || tensor.is_complex(),
+                   "mccl: PREMUL_SUM needs a floating-point tensor, got ", tensor.scalar_type());
   const auto* factor = reinterpret_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   if (factor->tensor_factor.defined()) return at::mul(tensor, factor->tensor_factor).to(tensor.scalar_type());
   return at::mul(tensor, factor->double_factor);
@@ -39,8 +39,11 @@ Elements elements_of(const at::Tensor& tensor, const c10d::ReduceOp& op, const c
 
 ProcessGroupMCCL::ProcessGroupMCCL(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group,
                                    std::chrono::milliseconds timeout, Connector connector)
-    : c10d::Backend(group->rank, group->world()), engine_(std::move(engine)), group_(std::move(group)),
-      timeout_(timeout), connector_(std::move(connector)) {}
+    : c10d::Backend(group->rank, group->world()),
+      engine_(std::move(engine)),
+      group_(std::move(group)),
+      timeout_(timeout),
+      connector_(std::move(connector)) {}
 
 ProcessGroupMCCL::~ProcessGroupMCCL() { engine_->close_group(group_); }
 
@@ -257,9 +260,9 @@ std::vector<Buffer> split_rows(const at::Tensor& contiguous, const std::vector<i
     TORCH_CHECK_VALUE(split >= 0, "mccl: all_to_all_single: negative split size ", split);
     sum += split;
   }
-  TORCH_CHECK_VALUE(static_cast<int64_t>(splits.size()) == world && sum == rows, "mccl: all_to_all_single: ",
-                    splits.size(), " splits that sum to ", sum, " for a tensor of ", rows, " rows and ", world,
-                    " ranks. Give one split a rank; they must sum to the first dimension");
+  TORCH_CHECK_VALUE(static_cast<int64_t>(splits.size()) == world && sum == rows,
+                    "mccl: all_to_all_single: ", splits.size(), " splits that sum to ", sum, " for a tensor of ", rows,
+                    " rows and ", world, " ranks. Give one split a rank; they must sum to the first dimension");
   const uint64_t row_nbytes = rows == 0 ? 0 : whole.nbytes / static_cast<uint64_t>(rows);
   std::vector<Buffer> parts;
   std::byte* at = whole.data;
@@ -293,8 +296,9 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::send(Tensors& tensors, int to, int t
   Staging staging;
   const Buffer data = buffer_of(staging.input(tensor));
   const PointToPoint point{to, static_cast<uint32_t>(tag), true};
-  return start({c10d::OpType::SEND, c10d::kUnsetTimeout, tensors}, staging,
-               [&] { return mccl::send(me(), to, data, transport_dtype(tensor)); }, &point);
+  return start(
+      {c10d::OpType::SEND, c10d::kUnsetTimeout, tensors}, staging,
+      [&] { return mccl::send(me(), to, data, transport_dtype(tensor)); }, &point);
 }
 
 ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::recv(Tensors& tensors, int from, int tag) {
@@ -302,8 +306,9 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::recv(Tensors& tensors, int from, int
   Staging staging;
   const Buffer data = buffer_of(staging.output(tensor));
   const PointToPoint point{from, static_cast<uint32_t>(tag), false};
-  auto work = start({c10d::OpType::RECV, c10d::kUnsetTimeout, tensors}, staging,
-                    [&] { return receive(me(), from, data, transport_dtype(tensor)); }, &point);
+  auto work = start(
+      {c10d::OpType::RECV, c10d::kUnsetTimeout, tensors}, staging,
+      [&] { return receive(me(), from, data, transport_dtype(tensor)); }, &point);
   static_cast<OpWork*>(work.get())->set_source(from);
   return work;
 }

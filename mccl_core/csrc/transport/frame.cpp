@@ -111,9 +111,7 @@ FrameHeader decode(const std::byte* in) {
   if (wire.reduce_op >= static_cast<uint8_t>(ReduceOp::kCount)) malformed("reduce op");
   if (wire.dtype >= static_cast<uint8_t>(DType::kCount)) malformed("dtype");
   const auto type = static_cast<FrameType>(wire.type);
-  const uint32_t most = type == FrameType::kData    ? kMaxPayloadNbytes
-                        : type == FrameType::kError ? kMaxErrorNbytes
-                                                    : 0;
+  const uint32_t most = type == FrameType::kData ? kMaxPayloadNbytes : type == FrameType::kError ? kMaxErrorNbytes : 0;
   if (wire.payload_nbytes > most) malformed("payload of " + std::to_string(wire.payload_nbytes) + " bytes");
   if (wire.offset > UINT64_MAX - wire.payload_nbytes) malformed("offset");
 

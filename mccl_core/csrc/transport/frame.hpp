@@ -75,9 +75,9 @@ struct FrameHeader {
   bool on_credit = false;  // the payload was not granted: the receiver returns the credit when it is consumed
   StreamKey key;
   Fingerprint fingerprint;
-  uint64_t offset = 0;          // stream offset of the payload's first byte, or of a grant's end
+  uint64_t offset = 0;  // stream offset of the payload's first byte, or of a grant's end
   uint32_t payload_nbytes = 0;
-  uint32_t credit_nbytes = 0;   // credit returned to the receiver of this frame
+  uint32_t credit_nbytes = 0;  // credit returned to the receiver of this frame
 };
 
 inline constexpr size_t kHeaderNbytes = 64;
