@@ -88,9 +88,7 @@ def prepare_worker(secret: bytes) -> None:
     private = Path(tempfile.mkdtemp(prefix="mccl-worker-"))
     atexit.register(shutil.rmtree, private, ignore_errors=True)
     write_private(private / "secret", secret)
-    environ.set_for_group(
-        secret_file=private / "secret", host=host_name(ray.get_runtime_context().get_node_id())
-    )
+    environ.set_for_group(secret_file=private / "secret", host=host_name(ray.get_runtime_context().get_node_id()))
 
 
 @contextmanager

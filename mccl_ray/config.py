@@ -43,9 +43,7 @@ class JobSpec(BaseModel):
         pydantic.ValidationError: names the field, the value and the range.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, coerce_numbers_to_str=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, coerce_numbers_to_str=True)
 
     name: str = Field(default="job", pattern=NAME_PATTERN)
     """Names the run's folder and its job; unset, the job file's own name."""

@@ -12,7 +12,7 @@ import sys
 
 import ray
 
-from mccl_ray import environ, exitcodes, secret
+from mccl_ray import environ, exitcodes, preflight
 from mccl_ray.config import JobSpec
 from mccl_ray.events import OUTPUT, RESULT, Event, to_line
 from mccl_ray.fleet_size import NotEnoughMacs
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     run, job = argv
     try:
         spec = JobSpec.model_validate_json(sys.stdin.read() if job == "-" else job)
-        key = secret.obtain(environ.snapshot())
+        key = preflight.check(environ.snapshot())
         ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
         from mccl_ray.trainer import run_job
 

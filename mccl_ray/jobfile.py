@@ -62,11 +62,7 @@ def load_job(
         SettingsError: a key or value is wrong, or the script or the folder does not exist.
     """
     file = read_yaml(path)
-    shared = {
-        name: value
-        for name, value in environ.items()
-        if name.removeprefix("MCCL_").lower() not in OF_ONE_HOST
-    }
+    shared = {name: value for name, value in environ.items() if name.removeprefix("MCCL_").lower() not in OF_ONE_HOST}
     job = resolve(
         JobSpec,
         file=file.values,
@@ -79,9 +75,7 @@ def load_job(
     folder = path.resolve().parent
     script = (folder / spec.script).resolve()
     if not script.is_file():
-        raise SettingsError(
-            f"script: there is no file {str(script)!r} ({job.sources['script']}); correct the path"
-        )
+        raise SettingsError(f"script: there is no file {str(script)!r} ({job.sources['script']}); correct the path")
     workdir = (folder / spec.workdir).resolve() if spec.workdir else script.parent
     if not workdir.is_dir():
         raise SettingsError(
@@ -98,9 +92,7 @@ def _find_lines(node: yaml.MappingNode, path: FieldPath, lines: dict[FieldPath, 
         here = (*path, str(key.value))
         line = key.start_mark.line + 1
         if here in lines:
-            raise SettingsError(
-                f"{'.'.join(here)}: given twice ({file}:{lines[here]} and {line}); remove one"
-            )
+            raise SettingsError(f"{'.'.join(here)}: given twice ({file}:{lines[here]} and {line}); remove one")
         lines[here] = line
         if isinstance(value, yaml.MappingNode):
             _find_lines(value, here, lines, file)

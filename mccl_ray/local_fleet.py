@@ -87,6 +87,7 @@ class LocalFleet:
         self._dashboard_port = dashboard_port
         self._env = environ.for_ray(env)
         self._nodes: list[_Node] = []
+        self._directory: Path | None = None
 
     def __enter__(self) -> LocalFleet:
         try:
@@ -151,6 +152,7 @@ class LocalFleet:
         return self._node(name, arguments)
 
     def _node(self, name: str, arguments: list[str]) -> _Node:
+        assert self._directory is not None
         # Nodes that start at the same time in one directory take each other's socket names.
         directory = self._directory / str(len(self._nodes))
         directory.mkdir()
@@ -183,7 +185,8 @@ class LocalFleet:
         for node in reversed(self._nodes):
             node.stop(deadline)
         self._nodes = []
-        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def _tail(log: Path) -> str:

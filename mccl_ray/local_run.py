@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from mccl_ray import environ, exitcodes, secret
+from mccl_ray import environ, exitcodes, preflight
 from mccl_ray.config import JobSpec
 from mccl_ray.events import OUTPUT, RESULT, Event, from_line
 from mccl_ray.fleet_size import require
@@ -29,11 +29,11 @@ def check(spec: JobSpec, *, macs: int, env: Mapping[str, str]) -> None:
 
     Raises:
         NotEnoughMacs: the job has more workers than the fleet will have Macs.
-        ValueError: the user's secret cannot be used.
+        ValueError: the user's secret cannot be used, or another package has registered `mccl`.
     """
     names = [f"local-mac-{index + 1}" for index in range(macs if spec.pool == POOL_OF_LOCAL_MACS else 0)]
     require(spec.pool, spec.workers, names, remedy=f"pass --local-macs {spec.workers}")
-    secret.obtain(env)
+    preflight.check(env)
 
 
 def run(spec: JobSpec, *, name: str, macs: int, env: Mapping[str, str]) -> Iterator[Event]:
@@ -62,9 +62,7 @@ def run(spec: JobSpec, *, name: str, macs: int, env: Mapping[str, str]) -> Itera
 
 
 @contextmanager
-def _driver(
-    spec: JobSpec, name: str, address: str, env: Mapping[str, str]
-) -> Iterator[subprocess.Popen[str]]:
+def _driver(spec: JobSpec, name: str, address: str, env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "mccl_ray.driver", name, "-"]
     process = subprocess.Popen(
         guarded(command),

@@ -49,9 +49,7 @@ class FleetTrainer(DataParallelTrainer):  # type: ignore[misc,unused-ignore]
     """Runs a loop on the Macs of a fleet; the process that calls `fit` must outlive the run."""
 
     def _create_default_callbacks(self) -> list[Any]:
-        return [
-            callback for callback in super()._create_default_callbacks() if not isinstance(callback, _UNUSED)
-        ]
+        return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, _UNUSED)]
 
     def _initialize_and_run_controller(self, **options: Any) -> Result:
         return super()._initialize_and_run_controller(

@@ -85,9 +85,7 @@ def run_worker(config: dict[str, Any]) -> None:
 class ScriptRun:
     """One rank's run of the script."""
 
-    def __init__(
-        self, plan: WorkerPlan, fleet: contract.FleetEnvironment, private: Path, secret_file: Path
-    ) -> None:
+    def __init__(self, plan: WorkerPlan, fleet: contract.FleetEnvironment, private: Path, secret_file: Path) -> None:
         self._plan = plan
         self._fleet = fleet
         self._private = private
@@ -179,9 +177,7 @@ class ScriptRun:
         reason = "" if returncode < 0 else self._error or _last_words(tail)
         where = f"rank {self._fleet.rank} on {self._identity['host']} ({self._identity['ip']})"
         self._post(events.DIED, what="script", how=how, message=reason, tail=tail)
-        self._failure = "\n".join(
-            [f"{where}: the script ended: {how}" + (f": {reason}" if reason else ""), *tail]
-        )
+        self._failure = "\n".join([f"{where}: the script ended: {how}" + (f": {reason}" if reason else ""), *tail])
 
     def _post(self, kind: str, **fields: Any) -> None:
         event = {**fields, "event": kind, "time": time.time(), **self._identity}

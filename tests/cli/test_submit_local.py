@@ -82,9 +82,7 @@ def test_the_digits_survive_the_loss_of_a_script_and_of_a_worker(
 def test_a_job_that_may_not_fail_ends_with_the_cause(
     start: Callable[..., Command], write_job: Callable[..., str]
 ) -> None:
-    code = (
-        "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit('no such data set')\ntime.sleep(600)\n"
-    )
+    code = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit('no such data set')\ntime.sleep(600)\n"
     command = start("submit", write_job(code, workers=2, max_failures=0))
     assert command.finish() == exitcodes.FAILED
     error = command.events[-1]["error"]
@@ -92,6 +90,45 @@ def test_a_job_that_may_not_fail_ends_with_the_cause(
     assert "exit code 1: no such data set" in error
     assert "Traceback" not in command.errors()
     assert command.of("restarting") == []
+    command.assert_nothing_left()
+
+
+def test_ranks_with_different_secrets_fail_with_one_line_that_says_so(
+    start: Callable[..., Command], write_job: Callable[..., str]
+) -> None:
+    code = (
+        "import os, pathlib\n"
+        "own = pathlib.Path(os.environ['MCCL_SECRET_FILE'])\n"
+        "own.write_text('the secret of rank ' + os.environ['RANK'] * 16)\n"
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('mccl')\n"
+    )
+    command = start("submit", write_job(code, workers=2, max_failures=0))
+    assert command.finish() == exitcodes.FAILED
+    error = command.events[-1]["error"]
+    assert "DistBackendError" in error
+    assert "authentication failed" in error
+    assert len(error.splitlines()) == 1
+    command.assert_nothing_left()
+
+
+def test_a_second_backend_of_the_name_is_refused_before_anything_starts(
+    start: Callable[..., Command], write_job: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere.py").write_text(
+        "def register():\n"
+        "    import torch.distributed as dist\n"
+        "    dist.Backend.register_backend('mccl', lambda *args: None, devices=['cpu'])\n"
+    )
+    metadata = tmp_path / "elsewhere-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[torch.backends]\nelsewhere = elsewhere:register\n")
+    command = start("submit", write_job("", workers=2), PYTHONPATH=str(tmp_path))
+    assert command.finish() == exitcodes.BAD_INPUT
+    assert command.events == []
+    assert "the torch.distributed backend 'mccl' is already registered by elsewhere" in command.errors()
+    assert "Traceback" not in command.errors()
     command.assert_nothing_left()
 
 

@@ -15,9 +15,7 @@ from mccl_ray.remote import RemoteFleet, log_file
 
 def logs(
     job: Annotated[str, typer.Argument(help="The job's name, as `submit` and `status` print it.")],
-    rank: Annotated[
-        int, typer.Option(min=0, help="Of which worker; all but 0 are read from the job's storage.")
-    ] = 0,
+    rank: Annotated[int, typer.Option(min=0, help="Of which worker; all but 0 are read from the job's storage.")] = 0,
     address: Address = None,
     profile: Profile = None,
     as_json: Json = False,

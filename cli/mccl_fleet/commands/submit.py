@@ -24,9 +24,7 @@ from mccl_ray.local_fleet import FleetStartError
 
 def submit(
     job_file: Annotated[Path, typer.Argument(help="The job, a YAML file.")],
-    follow: Annotated[
-        bool, typer.Option(help="Show the job until it has ended (remote fleets only).")
-    ] = True,
+    follow: Annotated[bool, typer.Option(help="Show the job until it has ended (remote fleets only).")] = True,
     address: Address = None,
     profile: Profile = None,
     local_macs: Annotated[
@@ -54,9 +52,15 @@ def submit(
     name = f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     if client.address is None:
         events = local_run.run(spec, name=name, macs=client.local_macs, env=variables)
+        farewell = "interrupted: the job and its fleet were stopped"
     else:
         events = _remote(client.address, spec, name, follow)
-    raise typer.Exit(_render(events, as_json=as_json))
+        farewell = f"interrupted: the job goes on; `mccl-fleet cancel {name}` stops it"
+    try:
+        status = _render(events, as_json=as_json)
+    except KeyboardInterrupt:
+        raise fail(farewell, exitcodes.INTERRUPTED) from None
+    raise typer.Exit(status)
 
 
 def _remote(address: str, spec: JobSpec, name: str, follow: bool) -> Iterator[Event]:
