@@ -46,6 +46,14 @@ def for_ray(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def with_ray_token(environ: Mapping[str, str], token: Path) -> dict[str, str]:
+    """The environment of a Ray process that speaks only to holders of the token in this file.
+
+    A user who has set RAY_AUTH_MODE, to whatever, has decided otherwise.
+    """
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), **environ}
+
+
 def for_local_driver(environ: Mapping[str, str]) -> dict[str, str]:
     """The same beside a fleet that nobody drains: no actor that watches for that."""
     return {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0", **for_driver(environ)}

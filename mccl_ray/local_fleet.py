@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mccl_ray import environ
-from mccl_ray.process import guarded, kill_group
+from mccl_ray.process import guarded, kill_group, write_private
 
 POOL_OF_LOCAL_MACS = "mac"
 _OBJECT_STORE_NBYTES = 100_000_000
@@ -85,7 +86,8 @@ class LocalFleet:
     def __init__(self, macs: int, env: Mapping[str, str], *, dashboard_port: int | None = None) -> None:
         self._macs = macs
         self._dashboard_port = dashboard_port
-        self._env = environ.for_ray(env)
+        self.env = environ.for_ray(env)
+        """The environment of the nodes; whoever connects to the fleet needs the same RAY_AUTH_* variables."""
         self._nodes: list[_Node] = []
         self._directory: Path | None = None
 
@@ -103,6 +105,10 @@ class LocalFleet:
     def _start(self) -> None:
         # Ray's sockets live here, and a socket's path may have 103 bytes on macOS: no TMPDIR.
         self._directory = Path(tempfile.mkdtemp(prefix="mccl-", dir="/tmp"))
+        # The nodes listen on every address of this machine: without a token anyone who reaches it runs code.
+        token = self._directory / "token"
+        write_private(token, secrets.token_hex(32).encode())
+        self.env = environ.with_ray_token(self.env, token)
         port, client_port = free_ports(2)
         self.address = f"127.0.0.1:{port}"
         common = [
@@ -164,14 +170,14 @@ class LocalFleet:
     def _bring_up(self, nodes: list[_Node]) -> None:
         """Starts `nodes` at the same time and waits until all are up; one that fails is started again."""
         for node in nodes:
-            node.start(self._env)
+            node.start(self.env)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not all(node.is_up() for node in nodes):
             for node in nodes:
                 if node.has_failed() and not node.is_up():
                     if node.attempts >= _START_ATTEMPTS:
                         raise FleetStartError(f"{node.name} did not start: {_tail(node.log)}")
-                    node.start(self._env)
+                    node.start(self.env)
             if time.monotonic() > deadline:
                 raise FleetStartError(f"the local fleet was not up within {_START_TIMEOUT_S:.0f} s")
             time.sleep(_POLL_S)

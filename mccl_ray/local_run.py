@@ -43,7 +43,7 @@ def run(spec: JobSpec, *, name: str, macs: int, env: Mapping[str, str]) -> Itera
         FleetStartError: Ray did not start.
     """
     yield {"event": FLEET, "message": f"starting a fleet of {macs} local Mac{'' if macs == 1 else 's'}"}
-    with LocalFleet(macs, env) as fleet, _driver(spec, name, fleet.address, env) as process:
+    with LocalFleet(macs, env) as fleet, _driver(spec, name, fleet.address, fleet.env) as process:
         assert process.stdout is not None
         result_seen = False
         for line in process.stdout:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
+from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 from ray.util.state import list_nodes
 
@@ -69,6 +71,11 @@ class RemoteFleet:
             logging.getLogger(name).setLevel(logging.ERROR)
         try:
             self._client = JobSubmissionClient(self.address)
+        except AuthenticationError as error:
+            raise NoHead(
+                f"the head at {self.address} wants a token: set RAY_AUTH_MODE=token, and "
+                "RAY_AUTH_TOKEN_PATH to a file that holds the fleet's"
+            ) from error
         except (ConnectionError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise NoHead(f"no Ray job server at {self.address}: {reason}; {remedy}") from error
@@ -155,11 +162,20 @@ class RemoteFleet:
         chunks = self._client.tail_job_logs(job)
         rest = ""
         with asyncio.Runner() as runner:
-            while (chunk := runner.run(_next(chunks))) is not None:
+            while (chunk := self._await(runner, chunks, job)) is not None:
                 *lines, rest = (rest + chunk).split("\n")
                 yield from lines
         if rest:
             yield rest
+
+    def _await(self, runner: asyncio.Runner, chunks: Any, job: str) -> str | None:
+        """The next piece of the output, None at its end."""
+        try:
+            return runner.run(_next(chunks))
+        except (aiohttp.ClientError, RuntimeError) as error:
+            raise NoHead(
+                f"lost the head at {self.address} ({error}); the job may go on: `mccl-fleet status {job}`"
+            ) from error
 
     def _result_without_word(self, job: str) -> Event:
         deadline = time.monotonic() + _SETTLE_TIMEOUT_S

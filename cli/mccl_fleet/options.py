@@ -46,11 +46,13 @@ def one_message() -> Iterator[None]:
 @contextmanager
 def head_errors() -> Iterator[None]:
     """The same for the errors of a head."""
+    from requests.exceptions import RequestException
+
     from mccl_ray.remote import NoHead
 
     try:
         yield
-    except NoHead as error:
+    except (NoHead, RequestException) as error:
         raise fail(str(error), exitcodes.NO_HEAD) from None
 
 

@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 def head() -> Iterator[str]:
     """A head with two Macs; yields the address of its job server."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MCCL_", "RAY_"))}
+    kept["RAY_AUTH_MODE"] = "disabled"  # Ray reads a process's token once, and this process may have none
     # The head runs drivers with the `python` of its PATH.
     kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
     with LocalFleet(2, kept, dashboard_port=free_ports(1)[0]) as fleet:

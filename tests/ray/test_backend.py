@@ -42,7 +42,8 @@ def add_ranks(config: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_loop_all_reduces_over_mccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TRAIN_V2_ENABLED", "1")
-    with LocalFleet(2, os.environ) as fleet:
+    # Ray reads a process's token once, and this process may have been without.
+    with LocalFleet(2, {**os.environ, "RAY_AUTH_MODE": "disabled"}) as fleet:
         ray.init(address=fleet.address, log_to_driver=False, logging_level="ERROR")
         try:
             trainer = TorchTrainer(

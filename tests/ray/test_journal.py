@@ -13,9 +13,7 @@ from mccl_ray.journal import FAILED, FINISHED, Journal, describe_death
 
 pytestmark = pytest.mark.timeout(60)
 
-WORKERS = [
-    {"rank": rank, "host": f"mac-{rank}", "ip": f"10.0.0.{rank}", "pid": 100 + rank} for rank in range(2)
-]
+WORKERS = [{"rank": rank, "host": f"mac-{rank}", "ip": f"10.0.0.{rank}", "pid": 100 + rank} for rank in range(2)]
 
 
 @pytest.fixture

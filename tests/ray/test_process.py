@@ -107,9 +107,7 @@ def test_a_killed_starter_takes_the_program_its_helpers_and_the_folder_with_it(t
 
 
 def test_the_program_keeps_its_process_id_and_sees_no_strange_child(tmp_path: Path) -> None:
-    code = (
-        "import os\ntry:\n    os.waitpid(-1, os.WNOHANG)\nexcept ChildProcessError:\n    print(os.getpid())"
-    )
+    code = "import os\ntry:\n    os.waitpid(-1, os.WNOHANG)\nexcept ChildProcessError:\n    print(os.getpid())"
     process = start(tmp_path, code)
     process.wait()
     assert process.tail() == [str(process.pid)]
@@ -122,9 +120,7 @@ def test_a_guard_without_its_parent_starts_nothing(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
 
 
-@pytest.mark.parametrize(
-    ("returncode", "words"), [(0, "exit code 0"), (3, "exit code 3"), (-9, "killed by SIGKILL")]
-)
+@pytest.mark.parametrize(("returncode", "words"), [(0, "exit code 0"), (3, "exit code 3"), (-9, "killed by SIGKILL")])
 def test_an_exit_is_put_in_words(returncode: int, words: str) -> None:
     assert describe_exit(returncode) == words
 
