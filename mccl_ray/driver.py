@@ -17,6 +17,7 @@ from mccl_ray.config import JobSpec
 from mccl_ray.events import OUTPUT, RESULT, Event, to_line
 from mccl_ray.fleet_size import NotEnoughMacs
 from mccl_ray.journal import FAILED, FINISHED
+from mccl_ray.trainer import run_job
 
 
 def emit(event: Event) -> None:
@@ -25,14 +26,12 @@ def emit(event: Event) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the job that the file describes, under the name `RUN`; returns the exit status."""
+    """Runs the job that the argument describes, under the name `RUN`; returns the exit status."""
     run, job = argv
     try:
         spec = JobSpec.model_validate_json(sys.stdin.read() if job == "-" else job)
         key = preflight.check(environ.snapshot())
         ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-        from mccl_ray.trainer import run_job
-
         result = run_job(spec, run=run, secret=key, emit=emit)
     except (ValueError, NotEnoughMacs, OSError) as error:
         code = exitcodes.NOT_ENOUGH_MACS if isinstance(error, NotEnoughMacs) else exitcodes.BAD_INPUT
@@ -42,5 +41,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
-    sys.exit(status)
+    sys.exit(main(sys.argv[1:]))

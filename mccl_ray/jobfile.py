@@ -22,11 +22,6 @@ class YamlFile:
     values: Mapping[str, Any]
     lines: Mapping[FieldPath, int]
 
-    def where(self, *path: str) -> str:
-        """ "job.yaml:12" for a key of the file."""
-        line = self.lines.get(path)
-        return f"{self.name}:{line}" if line else self.name
-
 
 def read_yaml(path: Path) -> YamlFile:
     """Reads a YAML mapping.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -186,7 +184,7 @@ class LocalFleet:
         """Ends every process of the fleet and deletes its files; does nothing the second time."""
         for node in self._nodes:
             if node.process is not None:
-                os.kill(node.process.pid, signal.SIGTERM)
+                node.process.terminate()
         deadline = time.monotonic() + _STOP_TIMEOUT_S
         for node in reversed(self._nodes):
             node.stop(deadline)

@@ -37,7 +37,7 @@ def kill_group(pid: int) -> None:
 
 
 def describe_exit(returncode: int) -> str:
-    """ "exit code 3", or "killed by SIGKILL"."""
+    """A return code in words, as in "exit code 3" or "killed by SIGKILL"."""
     if returncode >= 0:
         return f"exit code {returncode}"
     try:

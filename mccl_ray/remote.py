@@ -220,7 +220,7 @@ async def _next(chunks: Any) -> str | None:
 
 
 def _with_scheme(address: str) -> str:
-    """ "head" and "head:8265" become "http://head:8265"."""
+    """A URL with scheme and port: "head" becomes "http://head:8265"."""
     if "://" not in address:
         address = f"http://{address}"
     parts = urlsplit(address)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.train import BackendConfig, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.exceptions import TrainingFailedError
 
@@ -21,6 +22,7 @@ from mccl_ray.train_v2 import FleetTrainer
 from mccl_ray.worker import WorkerPlan, run_worker
 
 _TAKE_TIMEOUT_S = 1.0
+_MAX_ERROR_CHARS = 1000
 
 
 def run_job(spec: JobSpec, *, run: str, secret: bytes, emit: Callable[[Event], None]) -> Event:
@@ -57,8 +59,8 @@ def run_job(spec: JobSpec, *, run: str, secret: bytes, emit: Callable[[Event], N
         try:
             result = trainer.fit()
             checkpoint = result.checkpoint.path if result.checkpoint else None
-        except TrainingFailedError as failure:
-            error = str(failure)
+        except (TrainingFailedError, RayError) as failure:
+            error = " ".join(str(failure).split())[:_MAX_ERROR_CHARS]
     if error is not None:
         error = journal.cause() or error
         checkpoint = _latest_checkpoint(path)

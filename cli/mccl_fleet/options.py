@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from requests.exceptions import RequestException
 
 from mccl_core.settings import SettingsError
 from mccl_fleet import config
 from mccl_ray import environ, exitcodes
 from mccl_ray.fleet_size import NotEnoughMacs
+from mccl_ray.remote import NoHead
 
 Address = Annotated[
     str | None,
@@ -46,10 +48,6 @@ def one_message() -> Iterator[None]:
 @contextmanager
 def head_errors() -> Iterator[None]:
     """The same for the errors of a head."""
-    from requests.exceptions import RequestException
-
-    from mccl_ray.remote import NoHead
-
     try:
         yield
     except (NoHead, RequestException) as error:

@@ -51,7 +51,8 @@ def summary(result: Event) -> list[str]:
     rows.append(("all-reduced", all_reduced(result)))
     rows.append(("checkpoint", result["checkpoint"] or "none"))
     rows.append(("logs", result["logs"]))
-    restarts = f", {result['restarts']} restarts" if result["restarts"] else ""
+    count = result["restarts"]
+    restarts = f", {count} restart{'' if count == 1 else 's'}" if count else ""
     title = f"finished {result['run']} in {result['duration_s']:.0f} s{restarts}"
     width = max(len(name) for name, _ in rows) + 2
     return ["", title, *(f"  {name:<{width}}{text}" for name, text in rows)]

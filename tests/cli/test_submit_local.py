@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.commands import DIGITS, Command
 
 from mccl_ray import exitcodes
-from tests.cli.conftest import DIGITS, Command
 
 pytestmark = [
     pytest.mark.slow,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mccl_core.settings import SettingsError
 from mccl_fleet import config
 from mccl_fleet.options import Address, Json, Profile, fail, head_errors, one_message
 from mccl_fleet.render import choose_renderer
@@ -20,6 +22,7 @@ from mccl_ray.events import RESULT, Event
 from mccl_ray.jobfile import load_job
 from mccl_ray.journal import FINISHED
 from mccl_ray.local_fleet import FleetStartError
+from mccl_ray.remote import RemoteFleet
 
 
 def submit(
@@ -48,7 +51,15 @@ def submit(
         ).values
         spec = load_job(job_file, environ=variables, arguments=arguments).values
         if client.address is None:
+            if not follow:
+                raise SettingsError("--no-follow needs a head: a fleet of this machine ends with its command")
             local_run.check(spec, macs=client.local_macs, env=variables)
+        elif variables.get(environ.SECRET) or variables.get(environ.SECRET_FILE):
+            print(
+                "note: the secret of this shell is not sent; the head makes one for the job "
+                "(to use your own, name a file on every Mac in the job's env: {MCCL_SECRET_FILE: …})",
+                file=sys.stderr,
+            )
     name = f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     if client.address is None:
         events = local_run.run(spec, name=name, macs=client.local_macs, env=variables)
@@ -64,8 +75,6 @@ def submit(
 
 
 def _remote(address: str, spec: JobSpec, name: str, follow: bool) -> Iterator[Event]:
-    from mccl_ray.remote import RemoteFleet
-
     with one_message(), head_errors():
         fleet = RemoteFleet(address)
         fleet.connect()
