@@ -60,7 +60,8 @@ size_t Poller::wait(std::span<PollEvent> out, TimePoint deadline) {
     const epoll_event& event = events[static_cast<size_t>(i)];
     if (event.data.ptr == this) {
       // In this order: a wake() after the read finds woken_ set and needs no write, since the caller of wait() has yet
-      // to look for work. The other way round, the read could take a later wake()'s write and leave woken_ set for ever.
+      // to look for work. The other way round, the read could take a later wake()'s write and leave woken_ set for
+      // ever.
       uint64_t ignored;
       if (::read(wake_.get(), &ignored, sizeof ignored) < 0 && errno != EAGAIN) throw_system("eventfd read", errno);
       woken_.store(false);
