@@ -29,9 +29,12 @@ def create(options: Any, backend_options: Any) -> ProcessGroupMCCL:
     runtime = get_runtime(config, lambda: local_address(store))
     meeting = meet(runtime, store, rank, size, options.timeout)
 
+    lanes = range(2 if size == 2 else 1)  # as the engine's Group has it
+
     def connect(ranks: list[int]) -> None:
         for other in ranks:
-            runtime.dial(meeting.peers[other], meeting.job)
+            for lane in lanes:
+                runtime.dial(meeting.peers[other], meeting.job, lane)
 
     members = [(peer.process, peer.host) for peer in meeting.peers]
     backend = ProcessGroupMCCL(runtime.engine, meeting.group_id, rank, members, options.timeout, connect)
@@ -41,7 +44,8 @@ def create(options: Any, backend_options: Any) -> ProcessGroupMCCL:
     deadline = time.monotonic() + config.connect_timeout_ms / 1000
     for other in links:
         if other < rank:
-            runtime.await_connection(meeting.peers[other], deadline)
+            for lane in lanes:
+                runtime.await_connection(meeting.peers[other], lane, deadline)
     return backend
 
 

@@ -1,11 +1,11 @@
 """Mutual authentication of two processes before a byte of payload: HMAC-SHA256 challenge and response.
 
-    dialer  → hello      version, job, both process ids, nonce
+    dialer  → hello      version, job, both process ids, lane, nonce
     acceptor → challenge  nonce, MAC as acceptor
     dialer  → proof      MAC as dialer
     acceptor → verdict    accept, duplicate or busy
 
-A MAC covers (version, job, role, both process ids, both nonces), so nothing can be replayed or reflected. Messages are
+A MAC covers (version, job, role, both process ids, lane, both nonces), so nothing can be replayed or reflected. Messages are
 JSON behind a 4-byte length, at most MAX_MESSAGE_NBYTES.
 """
 
@@ -24,6 +24,7 @@ from typing import Any
 
 VERSION = 1
 MAX_MESSAGE_NBYTES = 4096
+MAX_LANES = 2
 _LENGTH = struct.Struct(">I")
 
 
@@ -46,27 +47,28 @@ class Hello:
     job: str
     dialer: bytes
     acceptor: bytes
+    lane: int
     nonce: bytes
 
     def mac(self, secret: bytes, role: str, acceptor_nonce: bytes) -> str:
         """The proof that `role` ("dialer" or "acceptor") knows the job's secret."""
         parts = [str(VERSION).encode(), self.job.encode(), role.encode()]
-        parts += [self.dialer, self.acceptor, self.nonce, acceptor_nonce]
+        parts += [self.dialer, self.acceptor, str(self.lane).encode(), self.nonce, acceptor_nonce]
         message = b"".join(_LENGTH.pack(len(part)) + part for part in parts)
         return hmac.new(secret, message, hashlib.sha256).hexdigest()
 
 
-def dial(sock: socket.socket, *, secret: bytes, job: str, me: bytes, peer: bytes) -> Verdict:
+def dial(sock: socket.socket, *, secret: bytes, job: str, me: bytes, peer: bytes, lane: int = 0) -> Verdict:
     """Proves to the process `peer` that this is `me`, and checks the same of it. Blocks, up to the socket's timeout.
 
     Raises:
         HandshakeError: the peer has another secret, is another process, or does not speak the protocol.
         OSError: the connection broke or timed out.
     """
-    hello = Hello(job=job, dialer=me, acceptor=peer, nonce=secrets.token_bytes(16))
+    hello = Hello(job=job, dialer=me, acceptor=peer, lane=lane, nonce=secrets.token_bytes(16))
     _send(
         sock,
-        {"v": VERSION, "job": job, "from": me.hex(), "to": peer.hex(), "nonce": hello.nonce.hex()},
+        {"v": VERSION, "job": job, "from": me.hex(), "to": peer.hex(), "lane": lane, "nonce": hello.nonce.hex()},
     )
     challenge = _receive(sock)
     if "error" in challenge:
@@ -84,13 +86,13 @@ def dial(sock: socket.socket, *, secret: bytes, job: str, me: bytes, peer: bytes
         raise HandshakeError(f"unexpected answer {answer!r:.100}") from error
 
 
-Handshake = Generator[int, bytes, "tuple[bytes, Callable[[Verdict], None]]"]
+Handshake = Generator[int, bytes, "tuple[Hello, Callable[[Verdict], None]]"]
 
 
 def accept(send: Callable[[bytes], object], *, me: bytes, secret_of: Callable[[str], bytes | None]) -> Handshake:
     """The acceptor's side as a generator: yields how many bytes it wants next, is sent them.
 
-    Returns the dialer's process id, and the function that tells it the verdict. It never blocks, so one thread can
+    Returns what the dialer said, and the function that tells it the verdict. It never blocks, so one thread can
     serve any number of strangers.
 
     Raises:
@@ -108,6 +110,7 @@ def accept(send: Callable[[bytes], object], *, me: bytes, secret_of: Callable[[s
         job=str(message.get("job")),
         dialer=_hex(message, "from"),
         acceptor=_hex(message, "to"),
+        lane=_lane(message),
         nonce=_hex(message, "nonce"),
     )
     secret = secret_of(hello.job)
@@ -122,7 +125,7 @@ def accept(send: Callable[[bytes], object], *, me: bytes, secret_of: Callable[[s
     def tell(verdict: Verdict) -> None:
         send(_encode({"verdict": verdict.value}))
 
-    return hello.dialer, tell
+    return hello, tell
 
 
 def _encode(message: dict[str, Any]) -> bytes:
@@ -157,6 +160,13 @@ def _hex(message: dict[str, Any], field: str) -> bytes:
         return bytes.fromhex(message[field])
     except (KeyError, TypeError, ValueError) as error:
         raise HandshakeError(f"malformed handshake: {field}") from error
+
+
+def _lane(message: dict[str, Any]) -> int:
+    lane = message.get("lane")
+    if not isinstance(lane, int) or not 0 <= lane < MAX_LANES:
+        raise HandshakeError("malformed handshake: lane")
+    return lane
 
 
 def _send(sock: socket.socket, message: dict[str, Any]) -> None:

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mccl_core._handshake import Handshake, HandshakeError, Verdict, accept
+from mccl_core._handshake import Handshake, HandshakeError, Hello, Verdict, accept
 
 log = logging.getLogger("mccl")
 
 _PORTS_TRIED = 1024
 _BACKLOG = 1024
-Admit = Callable[[bytes, socket.socket, Callable[[Verdict], None]], None]
+Admit = Callable[[Hello, socket.socket, Callable[[Verdict], None]], None]
 
 
 @dataclass
@@ -34,7 +34,7 @@ class _Guest:
 class Listener:
     """Accepts, authenticates and hands over connections.
 
-    `admit(process, socket, tell)` is called on the listener's thread for each dialer that proved to be `process`; it
+    `admit(hello, socket, tell)` is called on the listener's thread for each dialer that proved to be who it says; it
     owns the socket from then on.
     """
 
@@ -139,9 +139,9 @@ class Listener:
         except (HandshakeError, OSError) as error:
             self._dismiss(guest, str(error))
         except StopIteration as done:
-            process, tell = done.value
+            hello, tell = done.value
             self._forget(guest)
-            self._admit(process, guest.sock, tell)
+            self._admit(hello, guest.sock, tell)
 
     def _forget(self, guest: _Guest) -> None:
         self._selector.unregister(guest.sock)

@@ -16,7 +16,7 @@ from torch.distributed import DistBackendError
 
 from mccl_core import _handshake
 from mccl_core._C import Engine
-from mccl_core._handshake import HandshakeError, Verdict
+from mccl_core._handshake import HandshakeError, Hello, Verdict
 from mccl_core._listener import Listener
 from mccl_core.config import CoreConfig
 
@@ -47,7 +47,7 @@ class Runtime:
         self.address = ""
         self._jobs: dict[str, bytes] = {}
         self._hosts: dict[bytes, str] = {}
-        self._dialling: set[bytes] = set()
+        self._dialling: set[tuple[bytes, int]] = set()
         self._changed = threading.Condition()
 
     def start(self, address: str) -> None:
@@ -86,33 +86,33 @@ class Runtime:
         """Remembers how a process's machine is called, for errors."""
         self._hosts[peer.process] = peer.host
 
-    def dial(self, peer: Peer, job: str) -> None:
-        """Connects to `peer` unless that is done already. Blocks, up to connect_timeout_ms.
+    def dial(self, peer: Peer, job: str, lane: int) -> None:
+        """Connects to `peer` on `lane` unless that is done already. Blocks, up to connect_timeout_ms.
 
         Raises:
             DistBackendError: it cannot be reached, or is not who it should be; the text names rank, host and remedy.
         """
         deadline = time.monotonic() + self.config.connect_timeout_ms / 1000
         with self._changed:
-            self._changed.wait_for(lambda: peer.process not in self._dialling, deadline - time.monotonic())
-            if self.engine.connected(peer.process):
+            self._changed.wait_for(lambda: (peer.process, lane) not in self._dialling, deadline - time.monotonic())
+            if self.engine.connected(peer.process, lane):
                 return
-            self._dialling.add(peer.process)
+            self._dialling.add((peer.process, lane))
         try:
-            self._dial(peer, job, deadline)
+            self._dial(peer, job, lane, deadline)
         finally:
             with self._changed:
-                self._dialling.discard(peer.process)
+                self._dialling.discard((peer.process, lane))
                 self._changed.notify_all()
 
-    def await_connection(self, peer: Peer, deadline: float) -> None:
-        """Blocks until `peer` has connected to this process.
+    def await_connection(self, peer: Peer, lane: int, deadline: float) -> None:
+        """Blocks until `peer` has connected to this process on `lane`.
 
         Raises:
             DistBackendError: it did not by the deadline (of time.monotonic()).
         """
         with self._changed:
-            connected = lambda: self.engine.connected(peer.process)  # noqa: E731
+            connected = lambda: self.engine.connected(peer.process, lane)  # noqa: E731
             if not self._changed.wait_for(connected, max(0.0, deadline - time.monotonic())):
                 raise DistBackendError(
                     f"mccl: {peer} did not connect to {self.address}:{self.port} within "
@@ -120,12 +120,14 @@ class Runtime:
                     "MCCL_LISTEN_ADDR) and see its log"
                 )
 
-    def _dial(self, peer: Peer, job: str, deadline: float) -> None:
+    def _dial(self, peer: Peer, job: str, lane: int, deadline: float) -> None:
         timeout = max(0.001, deadline - time.monotonic())
         try:
             sock = socket.create_connection((peer.address, peer.port), timeout=timeout)
             try:
-                verdict = _handshake.dial(sock, secret=self._jobs[job], job=job, me=self.process, peer=peer.process)
+                verdict = _handshake.dial(
+                    sock, secret=self._jobs[job], job=job, me=self.process, peer=peer.process, lane=lane
+                )
             except BaseException:
                 sock.close()
                 raise
@@ -140,18 +142,19 @@ class Runtime:
             ) from error
         if verdict is Verdict.ACCEPT:
             with self._changed:
-                self.engine.add_connection(sock.detach(), peer.process, peer.host)
+                self.engine.add_connection(sock.detach(), peer.process, lane, peer.host)
                 self._changed.notify_all()
             return
         # The other process has connected to us, or is just doing so; that connection is the one that stays.
         sock.close()
-        self.await_connection(peer, deadline)
+        self.await_connection(peer, lane, deadline)
 
-    def _admit(self, process: bytes, sock: socket.socket, tell: Callable[[Verdict], None]) -> None:
+    def _admit(self, hello: Hello, sock: socket.socket, tell: Callable[[Verdict], None]) -> None:
         with self._changed:
-            if self.engine.connected(process):
+            process, lane = hello.dialer, hello.lane
+            if self.engine.connected(process, lane):
                 verdict = Verdict.DUPLICATE
-            elif process in self._dialling and self.process < process:
+            elif (process, lane) in self._dialling and self.process < process:
                 verdict = Verdict.BUSY
             else:
                 verdict = Verdict.ACCEPT
@@ -164,7 +167,7 @@ class Runtime:
             if verdict is not Verdict.ACCEPT:
                 sock.close()
                 return
-            self.engine.add_connection(sock.detach(), process, self._hosts.get(process, "an unknown host"))
+            self.engine.add_connection(sock.detach(), process, lane, self._hosts.get(process, "an unknown host"))
             self._changed.notify_all()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mccl_core._handshake import HandshakeError, Verdict, dial
+from mccl_core._handshake import HandshakeError, Hello, Verdict, dial
 from mccl_core._listener import Listener
 
 SECRET = b"0123456789abcdef"
@@ -22,8 +22,8 @@ def listener():
     """A listener that admits members of the job "job", and the list of those that it has admitted."""
     admitted: list[bytes] = []
 
-    def admit(process: bytes, sock: socket.socket, tell: Callable[[Verdict], None]) -> None:
-        admitted.append(process)
+    def admit(hello: Hello, sock: socket.socket, tell: Callable[[Verdict], None]) -> None:
+        admitted.append(hello.dialer)
         tell(Verdict.ACCEPT)
         sock.close()
 

@@ -51,10 +51,12 @@ struct OutFrame {
 
 class Connection {
  public:
-  Connection(uint64_t id, Fd socket, ProcessId peer, std::string peer_host, uint64_t credit, size_t scratch_nbytes)
+  Connection(uint64_t id, Fd socket, ProcessId peer, int32_t lane, std::string peer_host, uint64_t credit,
+             size_t scratch_nbytes)
       : id(id),
         fd(std::move(socket)),
         process(std::move(peer)),
+        lane(lane),
         host(std::move(peer_host)),
         credit_nbytes(credit),
         scratch(scratch_nbytes) {}
@@ -62,6 +64,7 @@ class Connection {
   const uint64_t id;
   Fd fd;
   const ProcessId process;
+  const int32_t lane;  // which of the connections with that process (see Link)
   const std::string host;
   bool lost = false;  // the socket is of no use any more
 

@@ -20,31 +20,35 @@ Engine::Engine(const Options& options) : options_(options) {
 
 Engine::~Engine() { shutdown(); }
 
-void Engine::add_connection(Fd socket, ProcessId process, std::string host) {
+void Engine::add_connection(Fd socket, const ProcessId& process, int32_t lane, std::string host) {
   configure_stream_socket(socket.get(), static_cast<int>(options_.socket_buffer_nbytes));
   Lock lock(*this);
   const int fd = socket.get();
   const uint64_t id = next_connection_++;
-  auto connection = std::make_shared<Connection>(id, std::move(socket), process, std::move(host),
+  auto connection = std::make_shared<Connection>(id, std::move(socket), process, lane, std::move(host),
                                                  options_.credit_nbytes, options_.scratch_nbytes);
   connections_[id] = connection;
-  by_process_[process] = connection;
-  // A group holds its connections even after their end: what a peer sent before it left can still be received.
+  by_process_[{process, lane}] = connection;
   for (const auto& [group_id, group] : groups_) attach(*group);
   receive_poller_.add(fd, reinterpret_cast<void*>(id), Interest::kRead);
 }
 
+// A group holds its connections even after their end: what a peer sent before it left can still be received.
 void Engine::attach(Group& group) {
-  for (size_t rank = 0; rank < group.members.size(); ++rank) {
-    if (group.connections[rank]) continue;
-    const auto found = by_process_.find(group.members[rank].process);
-    if (found != by_process_.end()) group.connections[rank] = found->second;
+  const auto find = [&](size_t rank, int32_t lane) {
+    const auto found = by_process_.find({group.members[rank].process, lane});
+    return found == by_process_.end() ? nullptr : found->second;
+  };
+  for (size_t rank = 0; rank < group.links.size(); ++rank) {
+    Link& link = group.links[rank];
+    if (!link.send) link.send = find(rank, group.send_lane(rank));
+    if (!link.receive) link.receive = find(rank, group.receive_lane(rank));
   }
 }
 
-bool Engine::connected(const ProcessId& process) const {
+bool Engine::connected(const ProcessId& process, int32_t lane) const {
   const std::lock_guard guard(mutex_);
-  return by_process_.contains(process);
+  return by_process_.contains({process, lane});
 }
 
 std::shared_ptr<Group> Engine::create_group(uint64_t id, int32_t rank, std::vector<MemberInfo> members) {
@@ -65,7 +69,7 @@ std::vector<int32_t> Engine::unconnected_peers(const Group& group, const Operati
   const std::lock_guard guard(mutex_);
   for (const Step& step : op.steps) {
     for (const int32_t peer : {step.send_peer, step.recv_peer}) {
-      if (peer < 0 || group.connections[static_cast<size_t>(peer)]) continue;
+      if (peer < 0 || group.links[static_cast<size_t>(peer)].complete()) continue;
       if (std::find(peers.begin(), peers.end(), peer) == peers.end()) peers.push_back(peer);
     }
   }
@@ -96,7 +100,7 @@ void Engine::build_streams(Operation& op, const StreamKey& key) {
         stream = op.out.back().get();
         stream->op = &op;
         stream->peer = step.send_peer;
-        stream->connection = group.connections[static_cast<size_t>(step.send_peer)].get();
+        stream->connection = group.links[static_cast<size_t>(step.send_peer)].send.get();
         stream->key = key;
         stream->connection->out[key] = stream;
         const auto grant = stream->connection->early_grants.find(key);
@@ -112,7 +116,7 @@ void Engine::build_streams(Operation& op, const StreamKey& key) {
     if (step.recv_peer >= 0) {
       InStream*& stream = in[step.recv_peer];
       if (!stream) {
-        stream = &in_stream(*group.connections[static_cast<size_t>(step.recv_peer)], key);
+        stream = &in_stream(*group.links[static_cast<size_t>(step.recv_peer)].receive, key);
         stream->op = &op;
         stream->peer = step.recv_peer;
         op.in.push_back(stream);
@@ -131,7 +135,7 @@ void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<O
   if (group->closed) throw_usage("this group was destroyed", "Make a new group with torch.distributed.new_group");
   for (const Step& step : op->steps) {
     for (const int32_t peer : {step.send_peer, step.recv_peer}) {
-      if (peer < 0 || group->connections[static_cast<size_t>(peer)]) continue;
+      if (peer < 0 || group->links[static_cast<size_t>(peer)].complete()) continue;
       fail_group(*group, std::make_shared<const Error>(peer_left(*group, *op, peer)));
       throw *group->failure;
     }

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -41,8 +42,8 @@ class Engine {
   const Options& options() const { return options_; }
 
   // Takes over an authenticated, connected stream socket.
-  void add_connection(Fd socket, ProcessId process, std::string host);
-  bool connected(const ProcessId& process) const;
+  void add_connection(Fd socket, const ProcessId& process, int32_t lane, std::string host);
+  bool connected(const ProcessId& process, int32_t lane) const;
 
   std::shared_ptr<Group> create_group(uint64_t id, int32_t rank, std::vector<MemberInfo> members);
   // Tells the members goodbye (or, where `error` is given, that the group failed). Ops in flight fail. Idempotent.
@@ -163,8 +164,8 @@ class Engine {
   Poller receive_poller_;
   Poller transmit_poller_;
 
-  std::unordered_map<uint64_t, ConnectionPtr> connections_;  // by id
-  std::unordered_map<ProcessId, ConnectionPtr> by_process_;
+  std::unordered_map<uint64_t, ConnectionPtr> connections_;            // by id
+  std::map<std::pair<ProcessId, int32_t>, ConnectionPtr> by_process_;  // and lane
   std::unordered_map<uint64_t, std::shared_ptr<Group>> groups_;
   std::unordered_set<uint64_t> closed_groups_;  // late frames of these are dropped
   std::deque<uint64_t> transmit_queue_;         // connection ids

@@ -95,7 +95,7 @@ void Engine::fail_group(Group& group, std::shared_ptr<const Error> error) {
   notice.payload = encode_error(error->info());
   for (int32_t rank = 0; rank < group.world(); ++rank) {
     const auto index = static_cast<size_t>(rank);
-    if (group.connections[index] && !group.left[index]) queue_control(*group.connections[index], notice);
+    if (group.links[index].send && !group.links[index].left()) queue_control(*group.links[index].send, notice);
   }
   const auto in_flight = group.in_flight;
   for (const auto& [order, op] : in_flight) fail_operation(op, error);
@@ -136,11 +136,12 @@ void Engine::close_group(const std::shared_ptr<Group>& group, std::shared_ptr<co
     const auto in_flight = group->in_flight;
     for (const auto& [order, op] : in_flight) fail_operation(op, aborted);
     for (int32_t rank = 0; rank < group->world(); ++rank) {
-      const ConnectionPtr& connection = group->connections[static_cast<size_t>(rank)];
+      const Link& link = group->links[static_cast<size_t>(rank)];
       ControlFrame goodbye;
       goodbye.header.type = FrameType::kGoodbye;
       goodbye.header.key.group = group->id;
-      if (connection) queue_control(*connection, std::move(goodbye));
+      if (link.send) queue_control(*link.send, goodbye);
+      if (link.receive && link.receive != link.send) queue_control(*link.receive, goodbye);
     }
   }
   purge(group->id);
@@ -153,18 +154,17 @@ void Engine::close_group(const std::shared_ptr<Group>& group, std::shared_ptr<co
 // sent all its bytes before it left is not missed.
 std::vector<int32_t> Engine::departed_peers(const Operation& op) {
   std::vector<int32_t> peers;
-  const auto gone = [&](int32_t peer) {
-    const auto index = static_cast<size_t>(peer);
-    return op.group->left[index] || op.group->connections[index]->lost;
-  };
+  const auto link_of = [&](int32_t peer) -> const Link& { return op.group->links[static_cast<size_t>(peer)]; };
   for (const auto& stream : op.out) {
     // Bytes that a thread is just handing to the kernel count as sent: the peer may have them and be gone already.
     const Connection& connection = *stream->connection;
     const bool stuck = connection.frame.stream == stream.get() && !connection.tx_busy;
-    if ((stream->offset < stream->nbytes || stuck) && gone(stream->peer)) peers.push_back(stream->peer);
+    const bool gone = link_of(stream->peer).send_closed || connection.lost;
+    if ((stream->offset < stream->nbytes || stuck) && gone) peers.push_back(stream->peer);
   }
   for (const InStream* stream : op.in) {
-    if (stream->arrived < stream->nbytes && gone(stream->peer)) peers.push_back(stream->peer);
+    const bool gone = link_of(stream->peer).receive_closed || stream->connection->lost;
+    if (stream->arrived < stream->nbytes && gone) peers.push_back(stream->peer);
   }
   return peers;
 }
@@ -189,7 +189,9 @@ void Engine::on_goodbye(Connection& connection, uint64_t id) {
   for (int32_t rank = 0; rank < group.world(); ++rank) {
     const auto index = static_cast<size_t>(rank);
     if (group.members[index].process != connection.process) continue;
-    group.left[index] = true;
+    Link& link = group.links[index];
+    if (link.send.get() == &connection) link.send_closed = true;
+    if (link.receive.get() == &connection) link.receive_closed = true;
     for (const auto& [order, op] : group.in_flight) {
       const auto departed = departed_peers(*op);
       if (departed.empty()) continue;
@@ -229,14 +231,19 @@ void Engine::connection_lost(const ConnectionPtr& connection, std::string detail
   receive_poller_.remove(connection->fd.get());
   if (connection->tx_blocked) transmit_poller_.remove(connection->fd.get());
   connections_.erase(connection->id);
-  const auto current = by_process_.find(connection->process);
+  const auto current = by_process_.find({connection->process, connection->lane});
   if (current != by_process_.end() && current->second == connection) by_process_.erase(current);
 
   const auto groups = groups_;
   for (const auto& [id, group] : groups) {
     for (int32_t rank = 0; rank < group->world(); ++rank) {
       const auto index = static_cast<size_t>(rank);
-      if (group->members[index].process != connection->process || group->left[index]) continue;
+      if (group->members[index].process != connection->process) continue;
+      const Link& link = group->links[index];
+      const bool sends = link.send == connection;
+      const bool receives = link.receive == connection;
+      if (link.complete() && !sends && !receives) continue;  // the group's own connection will tell
+      if ((sends && link.send_closed) || (receives && link.receive_closed)) continue;
       ErrorInfo info;
       info.code = Code::kPeerLost;
       info.peer = rank;

@@ -27,22 +27,37 @@ struct KindCounters {
 };
 using Counters = std::array<KindCounters, static_cast<size_t>(OpKind::kCount)>;
 
+// How this rank reaches a member. Where two ranks send each other much at the same time, on one socket, the kernel
+// makes the two directions wait for each other: a group of two has a *lane* for each direction.
+struct Link {
+  std::shared_ptr<Connection> send;
+  std::shared_ptr<Connection> receive;
+  // The member said goodbye there. It does so on both lanes: on each, all that it sent before comes first.
+  bool send_closed = false;
+  bool receive_closed = false;
+
+  bool left() const { return send_closed || receive_closed; }
+  bool complete() const { return send && receive; }
+};
+
 class Group {
  public:
   Group(uint64_t id, int32_t rank, std::vector<MemberInfo> members)
-      : id(id),
-        rank(rank),
-        members(std::move(members)),
-        connections(this->members.size()),
-        left(this->members.size()) {}
+      : id(id), rank(rank), members(std::move(members)), links(this->members.size()) {}
 
   const uint64_t id;
   const int32_t rank;
   const std::vector<MemberInfo> members;
   int32_t world() const { return static_cast<int32_t>(members.size()); }
 
-  std::vector<std::shared_ptr<Connection>> connections;  // by rank; null until connected
-  std::vector<bool> left;                                // said goodbye
+  int32_t lanes() const { return world() == 2 ? 2 : 1; }
+  // Lane 0 carries what the process with the lower id sends.
+  int32_t send_lane(size_t to) const {
+    return lanes() == 2 && members[to].process < members[static_cast<size_t>(rank)].process ? 1 : 0;
+  }
+  int32_t receive_lane(size_t from) const { return lanes() - 1 - send_lane(from); }
+
+  std::vector<Link> links;  // by rank; incomplete until connected
   uint64_t next_ticket = 1;
   std::unordered_map<StreamKey, uint64_t, StreamKeyHash> next_sent;  // point-to-point: sequence = peer rank
   std::unordered_map<StreamKey, uint64_t, StreamKeyHash> next_received;

@@ -170,7 +170,7 @@ bool Engine::transmit(Connection& connection, uint64_t budget_nbytes, Lock& lock
       budget_nbytes -= std::min<uint64_t>(budget_nbytes, static_cast<uint64_t>(n));
       frame_sent(connection, static_cast<uint64_t>(n), lock);
     }
-    if (n < 0 && op && !op->finished && frame.op->group->left[static_cast<size_t>(frame.stream->peer)]) {
+    if (n < 0 && op && !op->finished && frame.op->group->links[static_cast<size_t>(frame.stream->peer)].left()) {
       const std::shared_ptr<Group> group = frame.op->group;
       fail_group(*group, std::make_shared<const Error>(peer_left(*group, *frame.op, frame.stream->peer)));
     }

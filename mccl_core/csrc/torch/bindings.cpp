@@ -60,20 +60,20 @@ void bind_engine(py::module_& m) {
            py::arg("options"))
       .def(
           "add_connection",
-          [](Engine& engine, int fd, const py::bytes& process, std::string host) {
+          [](Engine& engine, int fd, const py::bytes& process, int32_t lane, std::string host) {
             const std::string id(process);
             py::gil_scoped_release free_gil;
-            engine.add_connection(mccl::Fd(fd), id, std::move(host));
+            engine.add_connection(mccl::Fd(fd), id, lane, std::move(host));
           },
-          py::arg("fd"), py::arg("process"), py::arg("host"))
+          py::arg("fd"), py::arg("process"), py::arg("lane"), py::arg("host"))
       .def(
           "connected",
-          [](const Engine& engine, const py::bytes& process) {
+          [](const Engine& engine, const py::bytes& process, int32_t lane) {
             const std::string id(process);
             py::gil_scoped_release free_gil;
-            return engine.connected(id);
+            return engine.connected(id, lane);
           },
-          py::arg("process"))
+          py::arg("process"), py::arg("lane"))
       .def("counters", &counters_of)
       .def("reset_counters", &Engine::reset_counters, free_gil)
       .def("parked_nbytes", &Engine::parked_nbytes, free_gil)
