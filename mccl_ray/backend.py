@@ -5,8 +5,6 @@ Jobs of `mccl-fleet submit` do not need it: their script makes the group, in a p
 
 from __future__ import annotations
 
-import atexit
-import shutil
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from ray.train.torch.config import TorchConfig, _TorchBackend
 import mccl_core
 from mccl_ray import environ
 from mccl_ray.fleet import host_name
-from mccl_ray.process import write_private
+from mccl_ray.process import delete_after_this_process, write_private
 from mccl_ray.secret import obtain
 
 DEFAULT_TIMEOUT_S = 300
@@ -86,7 +84,7 @@ def prepare_worker(secret: bytes) -> None:
     with device_managers._torch_device_manager_lock:
         device_managers._torch_device_manager = FleetDeviceManager()
     private = Path(tempfile.mkdtemp(prefix="mccl-worker-"))
-    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    delete_after_this_process(private)  # Ray ends workers without running their exit handlers
     write_private(private / "secret", secret)
     environ.set_for_group(secret_file=private / "secret", host=host_name(ray.get_runtime_context().get_node_id()))
 

@@ -4,8 +4,8 @@ The program gets a session of its own from the caller. A watchdog, detached from
 until the parent or the program ends, then kills the program's process group, so that its helpers go too;
 once the parent has ended, it deletes CLEANUP_DIR ("" for none). GRACE_S > 0 is for a program that stops
 helpers in groups of their own, as a Ray node does: it gets SIGTERM and so many seconds first. With 0, on
-Linux, the kernel also kills it together with the thread that started it. Only the standard library is used:
-this file runs alone.
+Linux, the kernel also kills it together with the thread that started it. Without CMD
+there is only the folder. Only the standard library is used: this file runs alone.
 """
 
 from __future__ import annotations
@@ -69,8 +69,14 @@ def _wait_with_kqueue(pids: set[int], timeout_s: float | None) -> set[int]:  # p
 
 
 def watch(parent: int, program: int, cleanup: str, grace_s: float) -> None:
-    """The watchdog: returns once the program's group is dead and, if it had to, the parent too."""
+    """The watchdog: returns once the program's group is dead and the folder, if any, is deleted.
+
+    `program` is `parent` where there is a folder to delete and no program.
+    """
     gone = wait_for_exit_of({parent, program})
+    if program == parent:
+        shutil.rmtree(cleanup, ignore_errors=True)
+        return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if grace_s and program not in gone:
             os.kill(program, signal.SIGTERM)
@@ -98,10 +104,11 @@ def main(argv: list[str]) -> None:
             for descriptor in (0, 1, 2):
                 os.dup2(null, descriptor)
             os.closerange(3, _MAX_DESCRIPTORS)
-            watch(parent, program, cleanup, grace_s)
+            watch(parent, program if command else parent, cleanup, grace_s)
         os._exit(0)
     os.waitpid(first, 0)
-    os.execvp(command[0], command)
+    if command:
+        os.execvp(command[0], command)
 
 
 if __name__ == "__main__":

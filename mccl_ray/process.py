@@ -30,6 +30,11 @@ def guarded(command: Sequence[str], *, cleanup: Path | None = None, grace_s: flo
     return [sys.executable, "-I", "-S", guard.__file__, *options, *command]
 
 
+def delete_after_this_process(folder: Path) -> None:
+    """Has a watchdog delete `folder` when this process ends in whatever way; returns once it watches."""
+    subprocess.run(guarded([], cleanup=folder, grace_s=1), check=True, start_new_session=True)
+
+
 def kill_group(pid: int) -> None:
     """SIGKILL to a child's whole process group; a group that is already gone is no error."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

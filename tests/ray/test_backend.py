@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def add_ranks(config: dict[str, Any]) -> dict[str, Any]:
         "backend": dist.get_backend(),
         "device": str(get_device()),
         "secret_mode": Path(os.environ["MCCL_SECRET_FILE"]).stat().st_mode & 0o777,
+        "secret": os.environ["MCCL_SECRET_FILE"],
         "host": os.environ["MCCL_HOST_NAME"],
     }
 
@@ -58,5 +60,10 @@ def test_a_loop_all_reduces_over_mccl(tmp_path: Path, monkeypatch: pytest.Monkey
             found = trainer.fit().return_value
         finally:
             ray.shutdown()
+    deadline = time.monotonic() + 10
+    while (secret := Path(found["secret"])).exists():
+        assert time.monotonic() < deadline, f"{secret} outlived its worker"
+        time.sleep(0.05)
+    del found["secret"]
     assert found.pop("host") in ("local-mac-1", "local-mac-2")
     assert found == {"sum": [3.0], "world": 2, "backend": "mccl", "device": "cpu", "secret_mode": 0o600}
