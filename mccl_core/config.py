@@ -33,7 +33,7 @@ class CoreConfig(BaseModel):
         description="Receive scratch of one connection, in bytes; should fit a core's cache.",
     )
     inline_nbytes: Nbytes = Field(
-        64 * KIB, description="Ops up to this many bytes are sent without waking the transmit thread."
+        256 * KIB, description="Ops up to this many bytes are sent without waking the transmit thread."
     )
     credit_nbytes: int = Field(
         4 * MIB,
