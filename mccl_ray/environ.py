@@ -35,13 +35,14 @@ def for_script(environ: Mapping[str, str], added: Mapping[str, str]) -> dict[str
 def for_ray(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a Ray daemon or driver that this package starts.
 
-    A Mac may join a cluster only where Ray is told so; the polling intervals bound how long a dead worker
-    goes unreported; a busy node is stopped at once instead of after 30 s.
+    A Mac may join a cluster only where Ray is told so; a busy node is stopped at once instead of after 30 s;
+    workers run at normal priority, where Ray's niceness of 15 lets any other load starve a step of all ranks.
     """
     return {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        "RAY_worker_niceness": "0",
         **environ,
     }
 
@@ -60,7 +61,10 @@ def for_local_driver(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def for_driver(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that Ray Train reads in the driver; what the user has set wins."""
+    """The variables that Ray Train reads in the driver; what the user has set wins.
+
+    The health check's interval bounds how long a dead worker goes unreported.
+    """
     return {
         "RAY_TRAIN_V2_ENABLED": "1",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
