@@ -9,8 +9,7 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from mccl_core._autoload import autoload as _autoload
-from mccl_core._autoload import require_backend
+from mccl_core._autoload import autoload, require_backend, torch_will_autoload
 
 if TYPE_CHECKING:
     from mccl_core.metrics import get_metrics, reset_metrics
@@ -31,4 +30,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-_autoload()
+# Where `import torch` will register the backend by itself, a command line that needs no torch does not wait for it.
+if __version__ == "0+unknown" or not torch_will_autoload():
+    autoload()

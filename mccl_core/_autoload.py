@@ -6,6 +6,8 @@ configuration and pydantic are imported when the first process group is made.
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from typing import Any
 
@@ -31,6 +33,11 @@ def autoload() -> None:
         register()
     except Exception as error:  # whatever it is, `import torch` has to succeed
         warnings.warn(f"mccl_core could not register the backend 'mccl': {error}", RuntimeWarning, stacklevel=2)
+
+
+def torch_will_autoload() -> bool:
+    """Whether torch is still to be imported and will load the entry points of installed packages then."""
+    return "torch" not in sys.modules and os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0"
 
 
 def register() -> None:

@@ -29,6 +29,7 @@ Schedule ring_all_reduce(Member me, uint64_t nbytes, uint64_t element_nbytes) {
   const Blocks blocks(nbytes, element_nbytes, world);
   Schedule schedule;
   schedule.steps.reserve(static_cast<size_t>(2 * (world - 1)));
+  std::vector<int32_t> sent_at;  // the reduce-scatter's steps
   int32_t before = -1;
   for (int32_t k = 0; k < world - 1; ++k) {  // reduce-scatter: rank r ends with block r+1
     Step step = send_step(right, blocks.at(wrap(rank - k, world)), received_bytes(before));
@@ -36,12 +37,13 @@ Schedule ring_all_reduce(Member me, uint64_t nbytes, uint64_t element_nbytes) {
     set_reduce(step, left, incoming, incoming.offset, left < rank);
     step.finish = k == world - 2;
     before = append(schedule, step);
+    sent_at.push_back(before);
   }
   for (int32_t k = 0; k < world - 1; ++k) {  // all-gather
     Step step = send_step(right, blocks.at(wrap(rank + 1 - k, world)), received_bytes(before));
-    // The block that arrives was sent k steps into the reduce-scatter, and its final value depends on those bytes:
-    // nothing unsent can be overwritten.
-    set_copy(step, left, blocks.at(wrap(rank - k, world)));
+    // The block that arrives was sent, as a partial sum, in step k of the reduce-scatter.
+    const int32_t sent = sent_at[static_cast<size_t>(k)];
+    set_copy(step, left, blocks.at(wrap(rank - k, world)), sent < 0 ? Gate{} : Gate{GateKind::kSent, sent});
     before = append(schedule, step);
   }
   return schedule;
