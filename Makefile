@@ -25,7 +25,7 @@ lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/codespell --quiet-level 2 $$(git ls-files | grep -v -E '^(LICENSE|constraints.txt)$$')
-	@git ls-files 'mccl_core/csrc/*.?pp' | xargs $(BIN)/clang-format --dry-run --Werror
+	@git ls-files 'mccl_core/csrc/*.?pp' 'tests/cpp/*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
 	@PYTHONPATH=cli $(BIN)/lint-imports
 
 types: setup
@@ -34,7 +34,7 @@ types: setup
 format: setup ## format Python and C++
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
-	@git ls-files 'mccl_core/csrc/*.?pp' | xargs $(BIN)/clang-format -i
+	@git ls-files 'mccl_core/csrc/*.?pp' 'tests/cpp/*.cpp' | xargs $(BIN)/clang-format -i
 
 benchmark: setup ## the README's table: all-reduce, mccl and Gloo in turns
 	@$(BIN)/python benchmarks/allreduce.py --markdown

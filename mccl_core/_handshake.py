@@ -5,8 +5,8 @@
     dialer  → proof      MAC as dialer
     acceptor → verdict    accept, duplicate or busy
 
-A MAC covers (version, job, role, both process ids, lane, both nonces), so nothing can be replayed or reflected. Messages are
-JSON behind a 4-byte length, at most MAX_MESSAGE_NBYTES.
+A MAC covers (version, job, role, both process ids, lane, both nonces), so nothing can be replayed or reflected.
+Messages are JSON behind a 4-byte length, at most MAX_MESSAGE_NBYTES.
 """
 
 from __future__ import annotations

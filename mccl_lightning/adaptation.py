@@ -88,9 +88,7 @@ def _accelerator(asked: Any) -> Any:
         return asked
     if name in _DEVICES_OF_THE_HOST or name in ("CUDAAccelerator", "MPSAccelerator"):
         return "auto"
-    raise ValueError(
-        f"mccl-fleet: accelerator={name!r} does not run on this fleet; use 'auto', 'gpu' or 'cpu'"
-    )
+    raise ValueError(f"mccl-fleet: accelerator={name!r} does not run on this fleet; use 'auto', 'gpu' or 'cpu'")
 
 
 def _refused(strategy: str) -> ValueError:

@@ -60,9 +60,7 @@ class FleetEnvironment:
 
     def __post_init__(self) -> None:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
-            raise ValueError(
-                f"RANK={self.rank} is outside 0..WORLD_SIZE-1, where WORLD_SIZE={self.world_size}"
-            )
+            raise ValueError(f"RANK={self.rank} is outside 0..WORLD_SIZE-1, where WORLD_SIZE={self.world_size}")
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "FleetEnvironment":
@@ -197,9 +195,7 @@ class Error:
 
 
 Event = Started | Step | Validation | Checkpoint | Finished | Error
-_KINDS: dict[str, type[Event]] = {
-    kind.event: kind for kind in (Started, Step, Validation, Checkpoint, Finished, Error)
-}
+_KINDS: dict[str, type[Event]] = {kind.event: kind for kind in (Started, Step, Validation, Checkpoint, Finished, Error)}
 
 
 def encode(event: Event) -> bytes:
@@ -248,9 +244,7 @@ def _line(fields: Mapping[str, object]) -> bytes:
 def _required(environ: Mapping[str, str], name: str) -> str:
     value = environ.get(name)
     if not value:
-        raise ValueError(
-            f"{FLEET}=1, but {name} is not set: a fleet worker sets it for the script that it starts"
-        )
+        raise ValueError(f"{FLEET}=1, but {name} is not set: a fleet worker sets it for the script that it starts")
     return value
 
 

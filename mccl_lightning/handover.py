@@ -48,9 +48,7 @@ class Handover:
         self._step = -1
         self._saved_at: int | None = None
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step == self._step:
             return  # gradients are being accumulated: not a step's boundary
         self._step = trainer.global_step

@@ -58,9 +58,7 @@ class Reporter:
         )
         self._throughput.run()
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         size = batch_size(batch)
         self._throughput.add(size)
         if self._throughput.since_mark_s() < self._interval_s and not trainer.is_last_batch:
@@ -84,9 +82,7 @@ class Reporter:
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         self._throughput.run()
-        self._writer.write(
-            Validation(step=trainer.global_step, epoch=trainer.current_epoch, metrics=metrics(trainer))
-        )
+        self._writer.write(Validation(step=trainer.global_step, epoch=trainer.current_epoch, metrics=metrics(trainer)))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._throughput.pause()

@@ -64,9 +64,7 @@ class Classifier(pl.LightningModule):
         correct = (scores.argmax(1) == labels).float().mean()
         loss = functional.cross_entropy(scores, labels)
         # The mean over all workers, weighted by their batches' sizes.
-        self.log_dict(
-            {"val_loss": loss, "val_acc": correct}, prog_bar=True, sync_dist=True, batch_size=len(labels)
-        )
+        self.log_dict({"val_loss": loss, "val_acc": correct}, prog_bar=True, sync_dist=True, batch_size=len(labels))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=self.hparams["lr"])
@@ -83,9 +81,7 @@ def main() -> None:
     args = parser.parse_args()
 
     pl.seed_everything(args.seed)
-    trainer = pl.Trainer(
-        max_epochs=args.epochs, log_every_n_steps=1, logger=CSVLogger(args.log_dir, name="digits")
-    )
+    trainer = pl.Trainer(max_epochs=args.epochs, log_every_n_steps=1, logger=CSVLogger(args.log_dir, name="digits"))
     trainer.fit(Classifier(args.lr), datamodule=Digits(args.batch_size, args.num_workers))
     if trainer.is_global_zero:
         print(f"validation accuracy {trainer.callback_metrics['val_acc']:.4f}")

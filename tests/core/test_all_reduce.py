@@ -1,4 +1,4 @@
-"""All-reduce against a float64 reference: every dtype, every operator, worlds 2 to 9, and the same bits on all ranks."""
+"""All-reduce against a float64 reference: all dtypes and operators, worlds 2 to 9, the same bits on all ranks."""
 
 from __future__ import annotations
 

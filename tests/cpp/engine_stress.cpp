@@ -35,7 +35,9 @@ Options options(uint64_t credit_nbytes) {
   return o;
 }
 
-float value(int rank, int round, size_t i) { return static_cast<float>((rank * 7 + round * 3 + static_cast<int>(i)) % 97); }
+float value(int rank, int round, size_t i) {
+  return static_cast<float>((rank * 7 + round * 3 + static_cast<int>(i)) % 97);
+}
 
 // One op that this rank has started, and how to check its result.
 struct Started {
@@ -78,7 +80,8 @@ Buffer buffer_of(std::vector<float>& values) {
 std::vector<Buffer> slices(std::vector<float>& values, int world, size_t count) {
   std::vector<Buffer> parts;
   for (int r = 0; r < world; ++r) {
-    parts.push_back({reinterpret_cast<std::byte*>(values.data() + static_cast<size_t>(r) * count), count * sizeof(float)});
+    parts.push_back(
+        {reinterpret_cast<std::byte*>(values.data() + static_cast<size_t>(r) * count), count * sizeof(float)});
   }
   return parts;
 }
@@ -147,8 +150,10 @@ int main(int argc, char** argv) {
       for (int lane = 0; lane < lanes; ++lane) {
         int pair[2];
         if (::socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) return 3;
-        engines[static_cast<size_t>(a)]->add_connection(Fd(pair[0]), members[static_cast<size_t>(b)].process, lane, "peer");
-        engines[static_cast<size_t>(b)]->add_connection(Fd(pair[1]), members[static_cast<size_t>(a)].process, lane, "peer");
+        engines[static_cast<size_t>(a)]->add_connection(Fd(pair[0]), members[static_cast<size_t>(b)].process, lane,
+                                                        "peer");
+        engines[static_cast<size_t>(b)]->add_connection(Fd(pair[1]), members[static_cast<size_t>(a)].process, lane,
+                                                        "peer");
       }
     }
   }

@@ -133,9 +133,7 @@ class _Worker:
             if self._process.poll() is None:
                 self._end()
         self._thread.join()
-        return Rank(
-            self._process.returncode, self._output.read_text(), [decode(line) for line in self._lines]
-        )
+        return Rank(self._process.returncode, self._output.read_text(), [decode(line) for line in self._lines])
 
     def _end(self) -> None:
         try:

@@ -19,9 +19,7 @@ NAMESPACES = ("lightning.pytorch", "pytorch_lightning")
 @pytest.fixture(autouse=True)
 def fleet_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment of rank 2 of 3."""
-    environment = FleetEnvironment(
-        rank=2, world_size=3, node_rank=2, master_addr="10.0.0.1", master_port=29500
-    )
+    environment = FleetEnvironment(rank=2, world_size=3, node_rank=2, master_addr="10.0.0.1", master_port=29500)
     for name, value in environment.to_environ().items():
         monkeypatch.setenv(name, value)
 
@@ -70,12 +68,8 @@ def test_find_unused_parameters_is_kept(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("accelerator", ["auto", "gpu", "cuda", "mps", "cpu"])
-@pytest.mark.parametrize(
-    ("devices", "num_nodes"), [("auto", 1), (-1, 1), (8, 4), ([0, 3], 1), ("0,1", 2), (1, 1)]
-)
-def test_devices_nodes_and_accelerators_are_the_fleets(
-    accelerator: str, devices: Any, num_nodes: int
-) -> None:
+@pytest.mark.parametrize(("devices", "num_nodes"), [("auto", 1), (-1, 1), (8, 4), ([0, 3], 1), ("0,1", 2), (1, 1)])
+def test_devices_nodes_and_accelerators_are_the_fleets(accelerator: str, devices: Any, num_nodes: int) -> None:
     trainer = quiet_trainer(accelerator=accelerator, devices=devices, num_nodes=num_nodes)
     assert_adapted(trainer.strategy)
     assert (trainer.num_devices, trainer.num_nodes, trainer.world_size) == (1, 3, 3)
@@ -149,7 +143,5 @@ def test_callbacks_are_added_in_fleet_mode_only(monkeypatch: pytest.MonkeyPatch,
 
 def test_a_wrong_interval_names_field_value_and_range(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCCL_FLEET_PROGRESS_INTERVAL_S", "0")
-    with pytest.raises(
-        ValueError, match=r"progress_interval_s\n.*greater than or equal to 0.05.*input_value=0.0"
-    ):
+    with pytest.raises(ValueError, match=r"progress_interval_s\n.*greater than or equal to 0.05.*input_value=0.0"):
         quiet_trainer()

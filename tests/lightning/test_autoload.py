@@ -30,12 +30,8 @@ def test_import_torch_loads_neither_lightning_nor_pydantic(run_alone: Callable) 
     assert "HOOKED True set()" in run_alone("-c", code).stdout
 
 
-@pytest.mark.parametrize(
-    "package", ["lightning.pytorch", pytest.param("pytorch_lightning", marks=pytest.mark.slow)]
-)
-def test_a_script_that_imports_nothing_of_this_project_has_the_strategy(
-    run_alone: Callable, package: str
-) -> None:
+@pytest.mark.parametrize("package", ["lightning.pytorch", pytest.param("pytorch_lightning", marks=pytest.mark.slow)])
+def test_a_script_that_imports_nothing_of_this_project_has_the_strategy(run_alone: Callable, package: str) -> None:
     output = run_alone("-c", TRAINER.format(package=package)).stdout
     assert "STRATEGY mccl_ddp" in output, output
 
@@ -44,11 +40,7 @@ def test_a_script_that_imports_nothing_of_this_project_has_the_strategy(
 @pytest.mark.parametrize("late", [False, True], ids=["before Lightning", "after Lightning"])
 def test_an_import_does_the_same_where_autoload_is_off(run_alone: Callable, late: bool) -> None:
     script = TRAINER.format(package="lightning.pytorch")
-    script = (
-        script.replace("import torch\n", "import mccl_lightning\n")
-        if late
-        else f"import mccl_lightning\n{script}"
-    )
+    script = script.replace("import torch\n", "import mccl_lightning\n") if late else f"import mccl_lightning\n{script}"
     output = run_alone("-c", script, environ={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}).stdout
     assert "STRATEGY mccl_ddp" in output, output
 

@@ -81,9 +81,7 @@ def test_a_launchers_ranks_are_taken(rank_3_of_4: None) -> None:
 
 def test_devices_that_contradict_the_launcher_are_an_error(rank_3_of_4: None) -> None:
     trainer = quiet_trainer(strategy="mccl_ddp", devices=3)
-    with pytest.raises(
-        ValueError, match="devices=3 times num_nodes=1 is 3 processes, but the launcher started 4"
-    ):
+    with pytest.raises(ValueError, match="devices=3 times num_nodes=1 is 3 processes, but the launcher started 4"):
         trainer.strategy.launcher.launch(lambda: None, trainer=trainer)
 
 
@@ -99,9 +97,7 @@ def test_on_a_mac_it_uses_mps_and_mccl(
     monkeypatch: pytest.MonkeyPatch, package: str, accelerator: str, strategy: str
 ) -> None:
     pretend_mps(monkeypatch, package)
-    chosen = quiet_trainer(
-        importlib.import_module(package), strategy=strategy, accelerator=accelerator
-    ).strategy
+    chosen = quiet_trainer(importlib.import_module(package), strategy=strategy, accelerator=accelerator).strategy
     assert chosen.root_device == torch.device("mps:0")
     assert chosen._get_process_group_backend() == "mccl"
     assert chosen.determine_ddp_device_ids() is None

@@ -51,9 +51,7 @@ EVENTS: list[Event] = [
     Step(step=1, epoch=0, batch_size=None, samples_per_s=12.5, loss=0.25),
     Validation(step=10, epoch=0, metrics={"val_acc": 0.9}),
     Checkpoint(path=None, step=10, epoch=0, metrics={}, reason="drain"),
-    Finished(
-        step=30, epoch=3, metrics={}, samples=960, samples_per_s=1.0, bytes_all_reduced=8, all_reduces=2
-    ),
+    Finished(step=30, epoch=3, metrics={}, samples=960, samples_per_s=1.0, bytes_all_reduced=8, all_reduces=2),
     Error(message="rank 1 died"),
 ]
 

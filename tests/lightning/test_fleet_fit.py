@@ -85,9 +85,7 @@ def test_a_fit_reports_its_course_and_hands_over_checkpoints(
 
 
 @pytest.mark.slow
-def test_a_resumed_fit_ends_as_an_uninterrupted_one(
-    script: Callable, run_fleet: Callable, tmp_path: Path
-) -> None:
+def test_a_resumed_fit_ends_as_an_uninterrupted_one(script: Callable, run_fleet: Callable, tmp_path: Path) -> None:
     path = script(SCRIPT)
     whole = run_fleet(path, world_size=2, staging_dir=str(tmp_path / "staging"))
     checkpoint = Path(whole[0].of(Checkpoint)[0].path) / "checkpoint.ckpt"
@@ -99,9 +97,7 @@ def test_a_resumed_fit_ends_as_an_uninterrupted_one(
 
 
 @pytest.mark.slow
-def test_a_failing_fit_says_so_and_saves_nothing(
-    script: Callable, run_fleet: Callable, tmp_path: Path
-) -> None:
+def test_a_failing_fit_says_so_and_saves_nothing(script: Callable, run_fleet: Callable, tmp_path: Path) -> None:
     staging = tmp_path / "staging"
     ranks = run_fleet(script(SCRIPT), "--fail", world_size=2, staging_dir=str(staging))
     for rank in ranks:
@@ -112,9 +108,7 @@ def test_a_failing_fit_says_so_and_saves_nothing(
 
 
 @pytest.mark.slow
-def test_a_peers_death_ends_the_others_and_saves_nothing(
-    script: Callable, run_fleet: Callable, tmp_path: Path
-) -> None:
+def test_a_peers_death_ends_the_others_and_saves_nothing(script: Callable, run_fleet: Callable, tmp_path: Path) -> None:
     staging = tmp_path / "staging"
     survivor, dead = run_fleet(script(SCRIPT), "--die", world_size=2, staging_dir=str(staging))
     assert (survivor.returncode, dead.returncode) == (1, 9)
