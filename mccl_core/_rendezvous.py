@@ -76,7 +76,8 @@ def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta)
     if strangers:
         raise DistBackendError(
             f"mccl: rank {rank} on {runtime.config.host_name}: authentication failed: another job secret than "
-            f"this rank's is used by rank {', rank '.join(strangers)}; give all ranks the same MCCL_SECRET or MCCL_SECRET_FILE"
+            f"this rank's is used by rank {', rank '.join(strangers)}; "
+            "give all ranks the same MCCL_SECRET or MCCL_SECRET_FILE"
         )
     return Meeting(group_id, job, peers)
 
