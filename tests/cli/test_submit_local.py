@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.commands import DIGITS, Command
+from support.commands import Command
+from support.digits import DIGITS
 
 from mccl_ray import exitcodes
 

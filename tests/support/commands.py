@@ -15,7 +15,6 @@ from typing import Any
 COMMAND = [sys.executable, "-m", "mccl_fleet.main"]
 MARK = "MCCL_TEST_MARK"
 POLL_S = 0.05
-DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
 
 
 def processes_with(mark: str) -> dict[int, str]:
