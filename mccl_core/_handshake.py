@@ -74,7 +74,7 @@ def dial(sock: socket.socket, *, secret: bytes, job: str, me: bytes, peer: bytes
     if "error" in challenge:
         raise HandshakeError(str(challenge["error"])[:200])
     nonce = _hex(challenge, "nonce")
-    if not hmac.compare_digest(str(challenge.get("mac")), hello.mac(secret, "acceptor", nonce)):
+    if not _same(challenge.get("mac"), hello.mac(secret, "acceptor", nonce)):
         raise HandshakeError("authentication failed: it has another job secret")
     _send(sock, {"mac": hello.mac(secret, "dialer", nonce)})
     answer = _receive(sock)
@@ -119,13 +119,17 @@ def accept(send: Callable[[bytes], object], *, me: bytes, secret_of: Callable[[s
     nonce = secrets.token_bytes(16)
     send(_encode({"nonce": nonce.hex(), "mac": hello.mac(secret, "acceptor", nonce)}))
     proof = yield from _read_message()
-    if not hmac.compare_digest(str(proof.get("mac")), hello.mac(secret, "dialer", nonce)):
+    if not _same(proof.get("mac"), hello.mac(secret, "dialer", nonce)):
         raise refuse("authentication failed: wrong job secret")
 
     def tell(verdict: Verdict) -> None:
         send(_encode({"verdict": verdict.value}))
 
     return hello, tell
+
+
+def _same(given: object, expected: str) -> bool:
+    return hmac.compare_digest(str(given).encode(), expected.encode())
 
 
 def _encode(message: dict[str, Any]) -> bytes:
@@ -136,7 +140,7 @@ def _encode(message: dict[str, Any]) -> bytes:
 def _decode(body: bytes) -> dict[str, Any]:
     try:
         message = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise HandshakeError("the other side does not speak mccl's handshake") from error
     if not isinstance(message, dict):
         raise HandshakeError("the other side does not speak mccl's handshake")

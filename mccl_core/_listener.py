@@ -96,7 +96,12 @@ class Listener:
                 if key.fileobj is self._socket:
                     self._greet()
                 elif key.fileobj is not self._wake_read and key.fd in self._guests:
-                    self._serve(self._guests[key.fd])
+                    guest = self._guests[key.fd]
+                    try:
+                        self._serve(guest)
+                    except Exception:  # one guest, whatever it sent, must not end the listener for all
+                        log.exception("mccl: the connection from %s failed", guest.address)
+                        self._dismiss(guest, "see above")
             now = time.monotonic()
             for guest in [g for g in self._guests.values() if g.deadline <= now]:
                 self._dismiss(guest, "did not finish the handshake in time")
@@ -149,7 +154,8 @@ class Listener:
 
     def _dismiss(self, guest: _Guest, reason: str) -> None:
         log.info("mccl: dropped a connection from %s: %s", guest.address, reason)
-        self._forget(guest)
+        if self._guests.get(guest.sock.fileno()) is guest:
+            self._forget(guest)
         guest.sock.close()
 
 

@@ -54,6 +54,8 @@ def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta)
     Raises:
         DistBackendError: a rank did not appear within `timeout`, or has another job secret; the text names it.
     """
+    # A store may be used again for a new group of the same name: each meeting has keys of its own.
+    store = dist.PrefixStore(f"mccl/{store.add(f'mccl/meetings/{rank}', 1)}", store)
     try:
         group_id, job, secret = _agree(runtime, store, rank, timeout)
     except (DistBackendError, ValueError) as error:
@@ -88,7 +90,7 @@ def _agree(runtime: Runtime, store: Any, rank: int, timeout: timedelta) -> tuple
         given = runtime.config.read_secret()
     except ValueError as error:
         if rank == 0:
-            store.set("mccl/group", json.dumps({"error": str(error)}))
+            store.set("group", json.dumps({"error": str(error)}))
         raise
     if rank == 0:
         offer: dict[str, Any] = {"group": secrets.randbits(63), "job": _GIVEN}
@@ -96,9 +98,9 @@ def _agree(runtime: Runtime, store: Any, rank: int, timeout: timedelta) -> tuple
             offer |= {"job": secrets.token_hex(8), "secret": secrets.token_hex(32)}
             log.info("mccl: no MCCL_SECRET or MCCL_SECRET_FILE is set: rank 0 made a secret for this group and "
                      "passes it through the c10d store")  # fmt: skip
-        store.set("mccl/group", json.dumps(offer))
+        store.set("group", json.dumps(offer))
     else:
-        offer = json.loads(_read(store, "mccl/group", timeout, "rank 0 did not appear"))
+        offer = json.loads(_read(store, "group", timeout, "rank 0 did not appear"))
     if "error" in offer:
         raise DistBackendError(f"mccl: rank 0 could not make the group: {offer['error']}")
     made = offer.get("secret")
@@ -117,7 +119,7 @@ def _agree(runtime: Runtime, store: Any, rank: int, timeout: timedelta) -> tuple
 
 
 def _key(rank: int) -> str:
-    return f"mccl/rank/{rank}"
+    return f"rank/{rank}"
 
 
 def _mac(secret: bytes, group_id: int, peer: Peer) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -148,6 +150,77 @@ def test_bad_arguments_are_errors_on_the_rank_alone() -> None:
     run_ranks(2, bad_arguments)
 
 
+def test_ranks_that_choose_different_algorithms_are_told() -> None:
+    def body(rank: int, world: int) -> str:
+        if rank == 1:
+            os.environ["MCCL_RING_MIN_NBYTES"] = "0"
+        group = dist.new_group(backend="mccl")
+        return caught(lambda: dist.all_reduce(torch.ones(100), group=group))
+
+    texts = run_ranks(2, body, backend="gloo")
+    assert all("mismatch" in text for text in texts)
+    assert any("ring" in text and "recursive doubling" in text for text in texts)
+
+
+def callbacks_that_wait(rank: int, world: int) -> None:
+    # What PowerSGD's hook does: a future's callback starts another all-reduce and waits for it.
+    def again(future: torch.futures.Future) -> torch.Tensor:
+        tensor = future.value()[0]
+        return dist.all_reduce(tensor, async_op=True).get_future().wait()[0]
+
+    for _ in range(3):
+        future = dist.all_reduce(torch.ones(100_000), async_op=True).get_future().then(again)
+        assert future.wait()[0].item() == world**2
+
+
+def test_a_callback_may_wait_for_another_op() -> None:
+    run_ranks(2, callbacks_that_wait)
+
+
+def futures_alone(rank: int, world: int) -> None:
+    for _ in range(200):
+        future = dist.all_reduce(torch.ones(10), async_op=True).get_future()  # the work is dropped at once
+        assert future.wait()[0][0].item() == world
+
+
+def test_a_future_outlives_its_work() -> None:
+    run_ranks(2, futures_alone)
+
+
+def results_that_cannot_be_written(rank: int, world: int) -> None:
+    with pytest.raises(ValueError, match="share memory"):
+        dist.all_reduce(torch.ones(1).expand(4))
+    with torch.inference_mode():
+        tensor = torch.ones(4, 4).t()[1:]
+        dist.all_reduce(tensor)
+        assert tensor[0, 0].item() == world
+    negative = torch.view_as_real(torch.tensor([1 + 2j, 3 + (4 + rank) * 1j]).conj())[..., 1]
+    assert negative.is_neg()
+    dist.broadcast(negative, 0)
+    assert negative.tolist() == [-2, -4]
+
+
+def test_overlapping_inference_and_negated_tensors() -> None:
+    run_ranks(2, results_that_cannot_be_written)
+
+
+def again_over_the_same_store(rank: int, world: int) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    for _ in range(3):
+        dist.barrier()
+        dist.destroy_process_group()
+        dist.init_process_group("mccl", store=store, rank=rank, world_size=world)
+        tensor = torch.ones(10)
+        dist.all_reduce(tensor)
+        assert tensor[0].item() == world
+
+
+def test_a_group_can_be_made_again_over_the_same_store() -> None:
+    run_ranks(2, again_over_the_same_store)
+
+
 def churn(rank: int, world: int) -> tuple[int, int]:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
@@ -189,3 +262,24 @@ def forked_child(rank: int, world: int) -> None:
 
 def test_a_forked_child_lets_go_of_the_engine() -> None:
     run_ranks(2, forked_child)
+
+
+FORKS = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("mccl", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+pid = os.fork()
+if pid == 0:
+    try:
+        dist.all_reduce(torch.ones(3))
+    except ValueError as error:
+        assert "forked" in str(error)
+        sys.exit(7)  # with all of Python's clean-up
+    sys.exit(1)
+_, status = os.waitpid(pid, 0)
+print("child", os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_child_can_end_as_usual() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["child", "7"], done.stderr

@@ -86,7 +86,14 @@ def test_an_acceptor_without_the_secret_is_found_out() -> None:
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x05hello", b"\xff" * 64, b"\x00\x00\x00\x02{}", b"\x00"],
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00\x00\x00\x05hello",
+        b"\xff" * 64,
+        b"\0\0\x10\0" + b"[" * 4096,
+        b"\x00\x00\x00\x02{}",
+        b"\x00",
+    ],
 )
 def test_strangers_are_dropped_and_members_still_get_in(listener, garbage: bytes) -> None:
     server, admitted = listener

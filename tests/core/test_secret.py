@@ -20,8 +20,10 @@ def reduce_once(rank: int, world: int) -> list[bytes]:
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
     assert tensor[0].item() == world
-    store = dist.distributed_c10d._get_default_store()
-    return [store.get("default_pg/0//mccl/group")] if store.check(["default_pg/0//mccl/group"]) else []
+    store = dist.distributed_c10d._get_default_store()._underlying_non_prefix_store
+    keys = [key for key in store.list_keys() if "mccl" in key]
+    assert len(keys) >= 1 + world
+    return [store.get(key) for key in keys]
 
 
 def test_a_given_secret_stays_out_of_the_store() -> None:

@@ -15,8 +15,9 @@ inline TimePoint now_ns() {
       .count();
 }
 
+inline constexpr int64_t kLongest_ms = int64_t{1} << 40;  // about 35 years; more would overflow, and means never
+
 inline TimePoint deadline_after_ms(int64_t timeout_ms) {
-  constexpr int64_t kLongest_ms = int64_t{1} << 40;  // about 35 years; more would overflow
   return timeout_ms < 0 || timeout_ms > kLongest_ms ? kNever : now_ns() + timeout_ms * 1'000'000;
 }
 

@@ -15,7 +15,6 @@ namespace mccl {
 Engine::Engine(const Options& options) : options_(options) {
   receive_thread_ = std::thread([this] { receive_loop(); });
   transmit_thread_ = std::thread([this] { transmit_loop(); });
-  completion_thread_ = std::thread([this] { completion_loop(); });
 }
 
 Engine::~Engine() { shutdown(); }
@@ -56,6 +55,7 @@ std::shared_ptr<Group> Engine::create_group(uint64_t id, int32_t rank, std::vect
   Lock lock(*this);
   if (!groups_.emplace(id, group).second) throw_usage("a group with this id exists in this process");
   attach(*group);
+  replay_notices(id);
   return group;
 }
 
@@ -130,6 +130,7 @@ void Engine::build_streams(Operation& op, const StreamKey& key) {
 
 void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& op,
                     const PointToPoint* point_to_point) {
+  if (abandoned_) throw_usage("this process was forked from a rank", "Call init_process_group in the child first");
   Lock lock(*this);
   if (group->failure) throw *group->failure;
   if (group->closed) throw_usage("this group was destroyed", "Make a new group with torch.distributed.new_group");
@@ -205,27 +206,44 @@ uint64_t Engine::parked_nbytes() const {
 }
 
 void Engine::enqueue_completion(std::function<void()> job) {
-  {
-    std::lock_guard lock(completion_mutex_);
-    completion_queue_.push_back(std::move(job));
+  constexpr size_t kMostThreads = 64;
+  std::lock_guard lock(completion_mutex_);
+  completion_queue_.push_back(std::move(job));
+  if (idle_completion_threads_ == 0 && completion_threads_.size() < kMostThreads) {
+    completion_threads_.emplace_back([this] { completion_loop(); });
   }
   completion_wake_.notify_one();
 }
 
 void Engine::completion_loop() {
+  constexpr int64_t kStuck_ms = 50;
   std::unique_lock lock(completion_mutex_);
   while (true) {
-    completion_wake_.wait(lock, [&] { return completion_stopping_ || !completion_queue_.empty(); });
+    ++idle_completion_threads_;
+    while (completion_queue_.empty() ? !completion_stopping_
+                                     : running_completions_ > 0 && now_ns() < completion_stuck_at_) {
+      if (completion_queue_.empty()) {
+        completion_wake_.wait(lock);
+      } else {
+        completion_wake_.wait_for(lock, std::chrono::nanoseconds(completion_stuck_at_ - now_ns()));
+      }
+    }
+    --idle_completion_threads_;
     if (completion_queue_.empty()) return;
-    const auto job = std::move(completion_queue_.front());
+    auto job = std::move(completion_queue_.front());
     completion_queue_.pop_front();
+    ++running_completions_;
+    completion_stuck_at_ = deadline_after_ms(kStuck_ms);
     lock.unlock();
     job();
+    job = nullptr;  // what it holds ends outside the lock
     lock.lock();
+    --running_completions_;
   }
 }
 
 void Engine::shutdown() {
+  if (abandoned_) return;
   {
     Lock lock(*this);
     if (stopping_) return;
@@ -251,12 +269,13 @@ void Engine::shutdown() {
     std::lock_guard lock(completion_mutex_);
     completion_stopping_ = true;
   }
-  completion_wake_.notify_one();
-  completion_thread_.join();
+  completion_wake_.notify_all();
+  for (std::thread& thread : completion_threads_) thread.join();
 }
 
 // Only the forking thread lives on in a child, and a lock that another thread held stays held: nothing is locked here.
 void Engine::close_descriptors_in_child() {
+  abandoned_ = true;
   for (const auto& [id, connection] : connections_) connection->fd.reset();
   receive_poller_.close_descriptors();
   transmit_poller_.close_descriptors();

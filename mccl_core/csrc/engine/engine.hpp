@@ -1,10 +1,11 @@
-// The engine: one a process, shared by its groups. A transmit thread and a receive thread poll all connections; a
-// completion thread runs callbacks. One lock guards the state; system calls and reductions run outside it.
+// The engine: one a process, shared by its groups. A transmit thread and a receive thread poll all connections;
+// completion threads run callbacks. One lock guards the state; system calls and reductions run outside it.
 //
 // Files: engine.cpp (life, groups, submission), progress.cpp (gates, grants, consuming, completing), transmit.cpp,
 // receive.cpp, faults.cpp (errors, goodbyes, deadlines).
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -97,7 +98,10 @@ class Engine {
   void build_streams(Operation& op, const StreamKey& key);
   InStream& in_stream(Connection& connection, const StreamKey& key);
   void attach(Group& group);
+  void replay_notices(uint64_t group);
   void completion_loop();
+  // Jobs run one after another. One that has not ended for a while may be waiting for the callback of another op, which
+  // only a second thread can run: the next job starts beside it.
   void enqueue_completion(std::function<void()> job);
 
   // --- progress.cpp ---
@@ -150,7 +154,8 @@ class Engine {
   void fail_group(Group& group, ErrorInfo info);
   void purge(uint64_t group);
   void connection_lost(const ConnectionPtr& connection, std::string detail, int sys_errno);
-  void on_goodbye(Connection& connection, uint64_t group);
+  void on_goodbye(Connection& connection, const FrameHeader& header);
+  void keep_notice(Connection& connection, const FrameHeader& header, const std::byte* payload);
   static std::vector<int32_t> departed_peers(const Operation& op);
   static Error peer_left(const Group& group, const Operation& op, int32_t peer);
   void on_error_frame(Connection& connection, const FrameHeader& header, const std::byte* payload);
@@ -174,16 +179,27 @@ class Engine {
   TimePoint next_deadline_ = kNever;
   Counters counters_{};
   std::vector<std::shared_ptr<void>> trash_;  // see Lock
+  // Goodbyes and errors of groups that peers have made already and this process has not.
+  struct Notice {
+    ConnectionPtr connection;
+    FrameHeader header;
+    std::vector<std::byte> payload;
+  };
+  std::unordered_map<uint64_t, std::vector<Notice>> notices_;
+  std::atomic<bool> abandoned_{false};  // a forked child: the threads do not exist here
   bool stopping_ = false;
 
   std::mutex completion_mutex_;
   std::condition_variable completion_wake_;
   std::deque<std::function<void()>> completion_queue_;
+  std::vector<std::thread> completion_threads_;
+  size_t idle_completion_threads_ = 0;
+  size_t running_completions_ = 0;
+  TimePoint completion_stuck_at_ = 0;
   bool completion_stopping_ = false;
 
   std::thread receive_thread_;
   std::thread transmit_thread_;
-  std::thread completion_thread_;
 };
 
 }  // namespace mccl

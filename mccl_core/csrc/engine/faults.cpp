@@ -122,6 +122,7 @@ void Engine::purge(uint64_t group) {
 }
 
 void Engine::close_group(const std::shared_ptr<Group>& group, std::shared_ptr<const Error> error) {
+  if (abandoned_) return;
   Lock lock(*this);
   if (group->closed) return;
   if (error) fail_group(*group, std::move(error));
@@ -148,6 +149,7 @@ void Engine::close_group(const std::shared_ptr<Group>& group, std::shared_ptr<co
   group->closed = true;
   groups_.erase(group->id);
   closed_groups_.insert(group->id);
+  notices_.erase(group->id);
 }
 
 // Peers of the op that are gone though it needs them: it has bytes for them, or lacks bytes from them. One that has
@@ -182,9 +184,35 @@ Error Engine::peer_left(const Group& group, const Operation& op, int32_t peer) {
   return Error(std::move(info));
 }
 
-void Engine::on_goodbye(Connection& connection, uint64_t id) {
-  const auto found = groups_.find(id);
-  if (found == groups_.end()) return;
+// A peer may leave a group, or see it fail, before this process has made it.
+void Engine::keep_notice(Connection& connection, const FrameHeader& header, const std::byte* payload) {
+  constexpr size_t kMostGroups = 1024;
+  const auto found = connections_.find(connection.id);
+  if (closed_groups_.contains(header.key.group) || found == connections_.end() || notices_.size() >= kMostGroups)
+    return;
+  notices_[header.key.group].push_back({found->second, header, {payload, payload + header.payload_nbytes}});
+}
+
+void Engine::replay_notices(uint64_t group) {
+  const auto found = notices_.find(group);
+  if (found == notices_.end()) return;
+  const std::vector<Notice> notices = std::move(found->second);
+  notices_.erase(found);
+  for (const Notice& notice : notices) {
+    if (notice.header.type == FrameType::kGoodbye) {
+      on_goodbye(*notice.connection, notice.header);
+    } else {
+      on_error_frame(*notice.connection, notice.header, notice.payload.data());
+    }
+  }
+}
+
+void Engine::on_goodbye(Connection& connection, const FrameHeader& header) {
+  const auto found = groups_.find(header.key.group);
+  if (found == groups_.end()) {
+    keep_notice(connection, header, nullptr);
+    return;
+  }
   Group& group = *found->second;
   for (int32_t rank = 0; rank < group.world(); ++rank) {
     const auto index = static_cast<size_t>(rank);
@@ -203,7 +231,11 @@ void Engine::on_goodbye(Connection& connection, uint64_t id) {
 
 void Engine::on_error_frame(Connection& connection, const FrameHeader& header, const std::byte* payload) {
   const auto found = groups_.find(header.key.group);
-  if (found == groups_.end() || header.payload_nbytes < 1 + sizeof(int32_t)) return;
+  if (header.payload_nbytes < 1 + sizeof(int32_t)) return;
+  if (found == groups_.end()) {
+    keep_notice(connection, header, payload);
+    return;
+  }
   Group& group = *found->second;
   ErrorInfo info;
   info.code = static_cast<Code>(std::min(static_cast<uint8_t>(payload[0]), static_cast<uint8_t>(Code::kSystem)));

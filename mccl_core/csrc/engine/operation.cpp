@@ -7,7 +7,7 @@ namespace mccl {
 bool Operation::wait(int64_t timeout_ms) {
   std::unique_lock lock(mutex_);
   const auto settled = [&] { return state_ != OpState::kInFlight; };
-  if (timeout_ms < 0) {
+  if (timeout_ms < 0 || timeout_ms > kLongest_ms) {
     settled_.wait(lock, settled);
   } else if (!settled_.wait_for(lock, std::chrono::milliseconds(timeout_ms), settled)) {
     return false;

@@ -112,6 +112,8 @@ uint64_t Engine::finish_target(Connection& connection, const Target& target, uin
       target.stream->arrived += direct;
       if (connection.header.on_credit) return_credit(connection, direct);
       if (direct > 0) received(*target.stream, direct, lock);
+    } else if (connection.header.on_credit) {
+      return_credit(connection, direct);
     }
     unpin(target.op);
   }
@@ -214,7 +216,7 @@ void Engine::on_header(Connection& connection, Lock& lock) {
       if (stream.op != nullptr && matches(stream)) update_grant(stream);
       break;
     }
-    case FrameType::kGoodbye: on_goodbye(connection, header.key.group); break;
+    case FrameType::kGoodbye: on_goodbye(connection, header); break;
     case FrameType::kCredit:
     case FrameType::kError: break;
   }

@@ -170,7 +170,8 @@ bool Engine::transmit(Connection& connection, uint64_t budget_nbytes, Lock& lock
       budget_nbytes -= std::min<uint64_t>(budget_nbytes, static_cast<uint64_t>(n));
       frame_sent(connection, static_cast<uint64_t>(n), lock);
     }
-    if (n < 0 && op && !op->finished && frame.op->group->links[static_cast<size_t>(frame.stream->peer)].left()) {
+    if ((n < 0 || connection.lost) && op && !op->finished && frame.op == op &&
+        frame.op->group->links[static_cast<size_t>(frame.stream->peer)].left()) {
       const std::shared_ptr<Group> group = frame.op->group;
       fail_group(*group, std::make_shared<const Error>(peer_left(*group, *frame.op, frame.stream->peer)));
     }
@@ -184,7 +185,10 @@ bool Engine::transmit(Connection& connection, uint64_t budget_nbytes, Lock& lock
       transmit_poller_.add(fd, reinterpret_cast<void*>(connection.id), Interest::kWrite);
       break;
     }
-    if (n < 0) connection.tx_broken = true;  // what the peer still sent is read first; then its end is seen
+    if (n < 0) {  // what the peer still sent is read first; then its end is seen
+      connection.tx_broken = true;
+      half_close(fd);
+    }
   }
   connection.tx_busy = false;
   return more;

@@ -44,7 +44,8 @@ size_t Poller::wait(std::span<PollEvent> out, TimePoint deadline) {
   timespec limit{};
   timespec* timeout = nullptr;
   if (deadline != kNever) {
-    const TimePoint left = std::max<TimePoint>(deadline - now_ns(), 0);
+    constexpr TimePoint kDay = 86'400'000'000'000;  // kevent refuses very long waits
+    const TimePoint left = std::clamp<TimePoint>(deadline - now_ns(), 0, kDay);
     limit.tv_sec = static_cast<time_t>(left / 1'000'000'000);
     limit.tv_nsec = static_cast<long>(left % 1'000'000'000);
     timeout = &limit;

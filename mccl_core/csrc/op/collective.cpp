@@ -58,13 +58,14 @@ void copy(const Buffer& from, const Buffer& to) {
 OperationPtr all_reduce(const Options& options, Member me, std::vector<Buffer> data, Elements elements) {
   uint64_t n = 0;
   for (const Buffer& buffer : data) n += buffer.nbytes;
+  const bool ring = n >= options.ring_min_nbytes;
   Schedule schedule;
   if (me.world > 1) {
-    schedule = n < options.ring_min_nbytes ? recursive_doubling_all_reduce(me, n)
-                                           : ring_all_reduce(me, n, element_nbytes(elements.dtype));
+    schedule = ring ? ring_all_reduce(me, n, element_nbytes(elements.dtype)) : recursive_doubling_all_reduce(me, n);
   }
-  return make_reduction(me, {OpKind::kAllReduce, elements.op, elements.dtype, -1, n}, n, std::move(schedule),
-                        std::move(data));
+  Fingerprint fingerprint{OpKind::kAllReduce, elements.op, elements.dtype, -1, n};
+  fingerprint.algorithm = ring ? Algorithm::kRing : Algorithm::kRecursiveDoubling;
+  return make_reduction(me, fingerprint, n, std::move(schedule), std::move(data));
 }
 
 OperationPtr broadcast(Member me, int32_t root, Buffer data, DType dtype) {

@@ -89,7 +89,12 @@ struct Identity {
 struct Divide {
   template <class W>
   static W apply(W x, double divisor) {
-    return static_cast<W>(x / static_cast<W>(divisor));
+    if constexpr (std::is_integral_v<W>) {
+      using Widest = std::conditional_t<std::is_signed_v<W>, int64_t, uint64_t>;  // the world may not fit W
+      return static_cast<W>(static_cast<Widest>(x) / static_cast<Widest>(divisor));
+    } else {
+      return x / static_cast<W>(divisor);
+    }
   }
 };
 

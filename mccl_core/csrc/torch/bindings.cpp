@@ -78,7 +78,12 @@ void bind_engine(py::module_& m) {
       .def("reset_counters", &Engine::reset_counters, free_gil)
       .def("parked_nbytes", &Engine::parked_nbytes, free_gil)
       .def("shutdown", &Engine::shutdown, free_gil)
-      .def("close_descriptors_in_child", &Engine::close_descriptors_in_child);
+      .def("close_descriptors_in_child", [](const std::shared_ptr<Engine>& engine) {
+        engine->close_descriptors_in_child();
+        // Kept for ever: its destructor would wait for threads that do not exist in the child.
+        static std::vector<std::shared_ptr<Engine>>& abandoned = *new std::vector<std::shared_ptr<Engine>>;
+        abandoned.push_back(engine);
+      });
 }
 
 c10::intrusive_ptr<ProcessGroupMCCL> make_group(const std::shared_ptr<Engine>& engine, uint64_t id, int32_t rank,

@@ -31,6 +31,12 @@ at::Tensor premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op) {
   return at::mul(tensor, factor->double_factor);
 }
 
+void premultiply(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return;
+  const at::NoGradGuard no_grad;
+  tensor.copy_(premultiplied(tensor, op));
+}
+
 Elements elements_of(const at::Tensor& tensor, const c10d::ReduceOp& op, const char* name) {
   return {reduction_dtype(tensor, op, name), reduce_op(op, name)};
 }
@@ -91,7 +97,7 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::start(Call call, const Staging& stag
 ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   const at::Tensor& tensor = only(tensors, "all_reduce");
   const Elements elements = elements_of(tensor, opts.reduceOp, "all_reduce");
-  if (opts.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM) tensor.copy_(premultiplied(tensor, opts.reduceOp));
+  premultiply(tensor, opts.reduceOp);
   Staging staging;
   const Buffer data = buffer_of(staging.in_place(tensor));
   return start({c10d::OpType::ALLREDUCE, opts.timeout, tensors}, staging,
@@ -107,7 +113,7 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::allreduce_coalesced(Tensors& tensors
   const Elements elements = elements_of(tensors[0], opts.reduceOp, "all_reduce_coalesced");
   for (const at::Tensor& tensor : tensors) {
     check_same(tensor, tensors[0], "all_reduce_coalesced");
-    if (opts.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM) tensor.copy_(premultiplied(tensor, opts.reduceOp));
+    premultiply(tensor, opts.reduceOp);
     buffers.push_back(buffer_of(staging.in_place(tensor)));
   }
   return start({c10d::OpType::ALLREDUCE_COALESCED, opts.timeout, tensors}, staging,
@@ -128,9 +134,8 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::reduce(Tensors& tensors, const c10d:
   const Elements elements = elements_of(tensor, opts.reduceOp, "reduce");
   Staging staging;
   const bool root = opts.rootRank == rank_;
-  const at::Tensor factored = premultiplied(tensor, opts.reduceOp);
-  if (root && !factored.is_same(tensor)) tensor.copy_(factored);
-  const Buffer data = buffer_of(root ? staging.in_place(tensor) : staging.input(factored));
+  if (root) premultiply(tensor, opts.reduceOp);
+  const Buffer data = buffer_of(root ? staging.in_place(tensor) : staging.input(premultiplied(tensor, opts.reduceOp)));
   return start({c10d::OpType::REDUCE, opts.timeout, tensors}, staging,
                [&] { return mccl::reduce(me(), static_cast<int32_t>(opts.rootRank), data, elements); });
 }

@@ -1,6 +1,7 @@
 // The torch.distributed backend `mccl`: checks a call's tensors, turns them into buffers, hands an op to the engine.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -71,7 +72,7 @@ class ProcessGroupMCCL : public c10d::Backend {
   const std::shared_ptr<Group> group_;
   std::chrono::milliseconds timeout_;
   Connector connector_;
-  uint64_t sequence_ = 0;
+  std::atomic<uint64_t> sequence_{0};
 };
 
 }  // namespace mccl

@@ -1,6 +1,8 @@
 #include "torch/tensors.hpp"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/core/InferenceMode.h>
 
 namespace mccl {
 
@@ -82,26 +84,43 @@ std::vector<Buffer> slices_of(const at::Tensor& contiguous, int64_t count, const
   return slices;
 }
 
+namespace {
+// A conjugated or negated view is contiguous in its strides, but its memory is not what it shows.
+bool as_in_memory(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
+
+at::Tensor materialized(const at::Tensor& tensor) {
+  return as_in_memory(tensor) ? tensor : tensor.resolve_conj().resolve_neg().contiguous();
+}
+
+void check_writable(const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
+                    "mccl: the result cannot be written: elements of this tensor share memory (expand?). "
+                    "Use .contiguous() first");
+}
+}  // namespace
+
 at::Tensor Staging::input(const at::Tensor& tensor) {
-  kept_.push_back(tensor.contiguous());
+  kept_.push_back(materialized(tensor));
   return kept_.back();
 }
 
 at::Tensor Staging::output(const at::Tensor& tensor) {
-  if (tensor.is_contiguous()) {
+  if (as_in_memory(tensor)) {
     kept_.push_back(tensor);
     return tensor;
   }
+  check_writable(tensor);
   copy_back_.push_back({at::empty_like(tensor, at::MemoryFormat::Contiguous), tensor});
   return copy_back_.back().staged;
 }
 
 at::Tensor Staging::in_place(const at::Tensor& tensor) {
-  if (tensor.is_contiguous()) {
+  if (as_in_memory(tensor)) {
     kept_.push_back(tensor);
     return tensor;
   }
-  copy_back_.push_back({tensor.contiguous(), tensor});
+  check_writable(tensor);
+  copy_back_.push_back({materialized(tensor), tensor});
   return copy_back_.back().staged;
 }
 
@@ -109,7 +128,10 @@ std::function<void()> Staging::finish() const {
   if (copy_back_.empty()) return nullptr;
   return [pairs = copy_back_] {
     at::NoGradGuard no_grad;
-    for (const Pair& pair : pairs) pair.original.copy_(pair.staged);
+    for (const Pair& pair : pairs) {
+      const c10::InferenceMode inference(pair.original.is_inference());
+      pair.original.copy_(pair.staged);
+    }
   };
 }
 

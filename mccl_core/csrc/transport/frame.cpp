@@ -32,7 +32,8 @@ struct Wire {
   uint32_t credit_nbytes;
   uint8_t reduce_op;
   uint8_t dtype;
-  uint16_t reserved;
+  uint8_t algorithm;
+  uint8_t reserved;
   uint32_t crc;
 };
 static_assert(sizeof(Wire) == kHeaderNbytes);
@@ -63,6 +64,11 @@ const char* to_string(OpKind kind) {
   return "unknown op";
 }
 
+const char* to_string(Algorithm algorithm) {
+  static constexpr const char* kNames[] = {"", "ring", "recursive doubling"};
+  return algorithm < Algorithm::kCount ? kNames[static_cast<size_t>(algorithm)] : "unknown algorithm";
+}
+
 std::string Fingerprint::describe() const {
   std::string text = to_string(kind);
   text += "(";
@@ -71,6 +77,7 @@ std::string Fingerprint::describe() const {
     if (kind == OpKind::kAllReduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter) {
       text += std::string(", ") + to_string(reduce_op);
     }
+    if (algorithm != Algorithm::kOnlyOne) text += std::string(", ") + to_string(algorithm);
     if (root >= 0) text += ", root " + std::to_string(root);
   }
   return text + ")";
@@ -94,6 +101,7 @@ void encode(const FrameHeader& header, std::byte* out) {
   wire.credit_nbytes = header.credit_nbytes;
   wire.reduce_op = static_cast<uint8_t>(header.fingerprint.reduce_op);
   wire.dtype = static_cast<uint8_t>(header.fingerprint.dtype);
+  wire.algorithm = static_cast<uint8_t>(header.fingerprint.algorithm);
   wire.crc = crc32c(&wire, offsetof(Wire, crc));
   std::memcpy(out, &wire, sizeof wire);
 }
@@ -110,6 +118,7 @@ FrameHeader decode(const std::byte* in) {
   if (wire.kind >= static_cast<uint8_t>(OpKind::kCount)) malformed("op kind " + std::to_string(wire.kind));
   if (wire.reduce_op >= static_cast<uint8_t>(ReduceOp::kCount)) malformed("reduce op");
   if (wire.dtype >= static_cast<uint8_t>(DType::kCount)) malformed("dtype");
+  if (wire.algorithm >= static_cast<uint8_t>(Algorithm::kCount)) malformed("algorithm");
   const auto type = static_cast<FrameType>(wire.type);
   const uint32_t most = type == FrameType::kData ? kMaxPayloadNbytes : type == FrameType::kError ? kMaxErrorNbytes : 0;
   if (wire.payload_nbytes > most) malformed("payload of " + std::to_string(wire.payload_nbytes) + " bytes");
@@ -119,8 +128,12 @@ FrameHeader decode(const std::byte* in) {
   header.type = type;
   header.on_credit = (wire.flags & kFlagOnCredit) != 0;
   header.key = {wire.group, wire.sequence, wire.tag, (wire.flags & kFlagPointToPoint) != 0};
-  header.fingerprint = {static_cast<OpKind>(wire.kind), static_cast<ReduceOp>(wire.reduce_op),
-                        static_cast<DType>(wire.dtype), wire.root, wire.nbytes};
+  header.fingerprint = {static_cast<OpKind>(wire.kind),
+                        static_cast<ReduceOp>(wire.reduce_op),
+                        static_cast<DType>(wire.dtype),
+                        wire.root,
+                        wire.nbytes,
+                        static_cast<Algorithm>(wire.algorithm)};
   header.offset = wire.offset;
   header.payload_nbytes = wire.payload_nbytes;
   header.credit_nbytes = wire.credit_nbytes;

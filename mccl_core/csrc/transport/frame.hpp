@@ -39,6 +39,9 @@ enum class OpKind : uint8_t {
 };
 const char* to_string(OpKind kind);
 
+enum class Algorithm : uint8_t { kOnlyOne, kRing, kRecursiveDoubling, kCount };
+const char* to_string(Algorithm algorithm);
+
 // What all members must agree on. All-to-all sends differently sized blocks: its nbytes is 0.
 struct Fingerprint {
   OpKind kind = OpKind::kBarrier;
@@ -46,6 +49,7 @@ struct Fingerprint {
   DType dtype = DType::kUInt8;
   int32_t root = -1;
   uint64_t nbytes = 0;
+  Algorithm algorithm = Algorithm::kOnlyOne;
 
   bool operator==(const Fingerprint&) const = default;
   std::string describe() const;
