@@ -85,13 +85,6 @@ std::vector<Buffer> slices_of(const at::Tensor& contiguous, int64_t count, const
 }
 
 namespace {
-// A conjugated or negated view is contiguous in its strides, but its memory is not what it shows.
-bool as_in_memory(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
-
-at::Tensor materialized(const at::Tensor& tensor) {
-  return as_in_memory(tensor) ? tensor : tensor.resolve_conj().resolve_neg().contiguous();
-}
-
 void check_writable(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
                     "mccl: the result cannot be written: elements of this tensor share memory (expand?). "
@@ -100,12 +93,12 @@ void check_writable(const at::Tensor& tensor) {
 }  // namespace
 
 at::Tensor Staging::input(const at::Tensor& tensor) {
-  kept_.push_back(materialized(tensor));
+  kept_.push_back(tensor.contiguous());
   return kept_.back();
 }
 
 at::Tensor Staging::output(const at::Tensor& tensor) {
-  if (as_in_memory(tensor)) {
+  if (tensor.is_contiguous()) {
     kept_.push_back(tensor);
     return tensor;
   }
@@ -115,12 +108,12 @@ at::Tensor Staging::output(const at::Tensor& tensor) {
 }
 
 at::Tensor Staging::in_place(const at::Tensor& tensor) {
-  if (as_in_memory(tensor)) {
+  if (tensor.is_contiguous()) {
     kept_.push_back(tensor);
     return tensor;
   }
   check_writable(tensor);
-  copy_back_.push_back({materialized(tensor), tensor});
+  copy_back_.push_back({tensor.contiguous(), tensor});
   return copy_back_.back().staged;
 }
 
