@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.cpp import build_program
 
-ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module", params=["thread", "address,undefined"])
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tests/cpp/engine_stress.cpp, built with a sanitizer and without torch."""
-    build = tmp_path_factory.mktemp("build")
-    environment = Path(sys.executable).parent
-    cmake = shutil.which("cmake", path=environment) or "cmake"
-    configure = [cmake, "-S", ROOT, "-B", build, "-DMCCL_BUILD_TORCH=OFF", "-DMCCL_BUILD_TESTS=ON"]
-    subprocess.run([*configure, f"-DMCCL_SANITIZE={request.param}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"], check=True)
-    subprocess.run([cmake, "--build", build, "--parallel", "2"], check=True)
-    return build / "engine_stress"
+    """tests/cpp/engine_stress.cpp, built with a sanitizer."""
+    options = [f"-DMCCL_SANITIZE={request.param}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"]
+    return build_program("engine_stress", tmp_path_factory.mktemp("build"), *options)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("credit_nbytes", [1 << 20, 1 << 16], ids=["credit", "grants"])
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_random_programs_are_exact_and_clean(program: Path, world: int, credit_nbytes: int) -> None:

@@ -1,0 +1,18 @@
+"""Every schedule is proved symbolically, and every planted fault is found (tests/cpp/schedule_test.cpp)."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.cpp import build_program
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_schedule_is_right_and_every_planted_fault_is_found(tmp_path: Path) -> None:
+    program = build_program("schedule_test", tmp_path)
+    done = subprocess.run([program, "24"], capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    assert "every planted fault found" in done.stdout
