@@ -172,6 +172,7 @@ void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<O
   for (InStream* stream : op->in) {
     if (stream->announced && !matches(*stream)) return;  // the group has failed; the op tells
   }
+  if (!claims_all(*group, key, point_to_point)) return;
   // Sends first: what a peer waits for goes out before what has arrived is looked at.
   for (const auto& stream : op->out) mark_ready(*stream);
   for (size_t i = 0; i < op->out.size() && !op->finished; ++i) {

@@ -145,10 +145,14 @@ class Engine {
   uint64_t deliver(Connection& connection, const std::byte* data, uint64_t nbytes, Lock& lock);
   Parked& parking_block(Connection& connection, InStream& stream);
   bool discarded(uint64_t group) const;
-  bool was_posted(const StreamKey& key, const ProcessId& process) const;
+  bool was_posted(const StreamKey& key, const ProcessId& process, bool sending) const;
+  bool unexpected(Connection& connection);
 
   // --- faults.cpp ---
   bool matches(InStream& stream);
+  void fail_unexpected(Group& group, const Connection& connection, const StreamKey& key,
+                       const Fingerprint& fingerprint);
+  bool claims_all(Group& group, const StreamKey& key, const PointToPoint* point_to_point);
   void fail_operation(const std::shared_ptr<Operation>& op, std::shared_ptr<const Error> error);
   void fail_group(Group& group, std::shared_ptr<const Error> error);
   void fail_group(Group& group, ErrorInfo info);

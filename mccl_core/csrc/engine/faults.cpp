@@ -48,6 +48,41 @@ bool Engine::matches(InStream& stream) {
   return false;
 }
 
+void Engine::fail_unexpected(Group& group, const Connection& connection, const StreamKey& key,
+                             const Fingerprint& fingerprint) {
+  ErrorInfo info;
+  info.code = Code::kMismatch;
+  info.op = to_string(fingerprint.kind);
+  info.ticket = key.sequence;
+  for (size_t rank = 0; rank < group.members.size(); ++rank) {
+    if (group.members[rank].process == connection.process) info.peer = static_cast<int32_t>(rank);
+  }
+  const std::string here = " where rank " + std::to_string(group.rank);
+  info.detail = "sends " + fingerprint.describe() + here + " expects nothing from it";
+  info.advice = "Calls, sizes and splits must agree between all pairs of ranks";
+  for (const auto& [order, op] : group.in_flight) {
+    const bool same = op->fingerprint == fingerprint || fingerprint.kind == OpKind::kAllToAll;
+    if (key.point_to_point || op->ticket != key.sequence || same) continue;
+    info.detail = "called " + fingerprint.describe() + here + " called " + op->fingerprint.describe();
+  }
+  fail_group(group, std::move(info));
+}
+
+// False where bytes have come for this op from a rank that it expects none from: the group has failed.
+bool Engine::claims_all(Group& group, const StreamKey& key, const PointToPoint* point_to_point) {
+  if (point_to_point != nullptr && point_to_point->sends) return true;
+  for (size_t rank = 0; rank < group.links.size(); ++rank) {
+    if (point_to_point != nullptr && static_cast<size_t>(point_to_point->peer) != rank) continue;
+    const ConnectionPtr& connection = group.links[rank].receive;
+    if (!connection) continue;
+    const auto found = connection->in.find(key);
+    if (found == connection->in.end() || found->second->op != nullptr) continue;
+    fail_unexpected(group, *connection, key, found->second->fingerprint);
+    return false;
+  }
+  return true;
+}
+
 // The rest of a failed op's payload is copied: its memory goes back to the caller, yet the frame has to be finished, as
 // the connection may serve other groups.
 void Engine::orphan_frame(Connection& connection) {

@@ -202,13 +202,13 @@ void Engine::on_header(Connection& connection, Lock& lock) {
         stream.requested = false;
         mark_ready(stream);
         kick(connection, false, lock);
-      } else if (!discarded(header.key.group) && !was_posted(header.key, connection.process)) {
+      } else if (!discarded(header.key.group) && !was_posted(header.key, connection.process, true)) {
         connection.early_grants[header.key] = header.offset;
       }
       break;
     }
     case FrameType::kRequest: {
-      if (discarded(header.key.group)) break;
+      if (discarded(header.key.group) || unexpected(connection)) break;
       InStream& stream = in_stream(connection, header.key);
       stream.requested = true;
       stream.fingerprint = header.fingerprint;
@@ -223,7 +223,7 @@ void Engine::on_header(Connection& connection, Lock& lock) {
 }
 
 // A grant for an op that is over already says nothing new.
-bool Engine::was_posted(const StreamKey& key, const ProcessId& process) const {
+bool Engine::was_posted(const StreamKey& key, const ProcessId& process, bool sending) const {
   const auto found = groups_.find(key.group);
   if (found == groups_.end()) return false;
   const Group& group = *found->second;
@@ -232,17 +232,26 @@ bool Engine::was_posted(const StreamKey& key, const ProcessId& process) const {
     if (group.members[rank].process != process) continue;
     StreamKey counter = key;
     counter.sequence = rank;
-    const auto next = group.next_sent.find(counter);
-    return next != group.next_sent.end() && key.sequence <= next->second;
+    const auto& sequences = sending ? group.next_sent : group.next_received;
+    const auto next = sequences.find(counter);
+    return next != sequences.end() && key.sequence <= next->second;
   }
   return false;
+}
+
+// Bytes for an op that is under way or over here and expects none from there: the ranks disagree, and the group fails.
+bool Engine::unexpected(Connection& connection) {
+  const FrameHeader& header = connection.header;
+  if (connection.in.contains(header.key) || !was_posted(header.key, connection.process, false)) return false;
+  fail_unexpected(*groups_.at(header.key.group), connection, header.key, header.fingerprint);
+  return true;
 }
 
 void Engine::on_data(Connection& connection, Lock&) {
   const FrameHeader& header = connection.header;
   connection.left_nbytes = header.payload_nbytes;
   connection.rx_in = nullptr;
-  if (discarded(header.key.group)) return;
+  if (discarded(header.key.group) || unexpected(connection)) return;
   InStream& stream = in_stream(connection, header.key);
   stream.fingerprint = header.fingerprint;
   stream.announced = true;
