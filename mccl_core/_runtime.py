@@ -48,6 +48,7 @@ class Runtime:
         self._jobs: dict[str, bytes] = {}
         self._hosts: dict[bytes, str] = {}
         self._dialling: set[tuple[bytes, int]] = set()
+        self._met: set[tuple[bytes, int]] = set()  # connected now, or once: who has left again is not waited for
         self._changed = threading.Condition()
 
     def start(self, address: str) -> None:
@@ -106,14 +107,14 @@ class Runtime:
                 self._changed.notify_all()
 
     def await_connection(self, peer: Peer, lane: int, deadline: float) -> None:
-        """Blocks until `peer` has connected to this process on `lane`.
+        """Blocks until `peer` has connected to this process on `lane`, even if it has left again since.
 
         Raises:
             DistBackendError: it did not by the deadline (of time.monotonic()).
         """
         with self._changed:
-            connected = lambda: self.engine.connected(peer.process, lane)  # noqa: E731
-            if not self._changed.wait_for(connected, max(0.0, deadline - time.monotonic())):
+            met = lambda: (peer.process, lane) in self._met  # noqa: E731
+            if not self._changed.wait_for(met, max(0.0, deadline - time.monotonic())):
                 raise DistBackendError(
                     f"mccl: {peer} did not connect to {self.address}:{self.port} within "
                     f"{self.config.connect_timeout_ms} ms; check that it can reach that address (firewall, "
@@ -142,8 +143,7 @@ class Runtime:
             ) from error
         if verdict is Verdict.ACCEPT:
             with self._changed:
-                self.engine.add_connection(sock.detach(), peer.process, lane, peer.host)
-                self._changed.notify_all()
+                self._add(sock, peer.process, lane, peer.host)
             return
         # The other process has connected to us, or is just doing so; that connection is the one that stays.
         sock.close()
@@ -167,8 +167,12 @@ class Runtime:
             if verdict is not Verdict.ACCEPT:
                 sock.close()
                 return
-            self.engine.add_connection(sock.detach(), process, lane, self._hosts.get(process, "an unknown host"))
-            self._changed.notify_all()
+            self._add(sock, process, lane, self._hosts.get(process, "an unknown host"))
+
+    def _add(self, sock: socket.socket, process: bytes, lane: int, host: str) -> None:
+        self.engine.add_connection(sock.detach(), process, lane, host)
+        self._met.add((process, lane))
+        self._changed.notify_all()
 
 
 _runtime: Runtime | None = None
