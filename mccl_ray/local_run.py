@@ -32,7 +32,12 @@ def check(spec: JobSpec, *, macs: int, env: Mapping[str, str]) -> None:
         ValueError: the user's secret cannot be used, or another package has registered `mccl`.
     """
     names = [f"local-mac-{index + 1}" for index in range(macs if spec.pool == POOL_OF_LOCAL_MACS else 0)]
-    require(spec.pool, spec.workers, names, remedy=f"pass --local-macs {spec.workers}")
+    remedy = f"pass --local-macs {spec.workers}"
+    if not names:
+        remedy = (
+            f"a fleet on this machine has the pool {POOL_OF_LOCAL_MACS!r} only: set that, or name a head (--address)"
+        )
+    require(spec.pool, spec.workers, names, remedy=remedy)
     preflight.check(env)
 
 

@@ -220,11 +220,22 @@ async def _next(chunks: Any) -> str | None:
 
 
 def _with_scheme(address: str) -> str:
-    """A URL with scheme and port: "head" becomes "http://head:8265"."""
-    if "://" not in address:
-        address = f"http://{address}"
-    parts = urlsplit(address)
-    return address if parts.port else f"{parts.scheme}://{parts.hostname}:{DEFAULT_PORT}"
+    """A URL with scheme and port: "head" becomes "http://head:8265".
+
+    Raises:
+        SettingsError: it is no address.
+    """
+    url = address if "://" in address else f"http://{address}"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host:
+        raise SettingsError(
+            f"address: {address!r} is not host:port; correct --address, MCCL_FLEET_ADDRESS or the profile"
+        )
+    return url if port else f"{parts.scheme}://{host}:{DEFAULT_PORT}"
 
 
 def _job_fields(info: Any) -> dict[str, Any]:

@@ -62,7 +62,12 @@ def test_more_workers_than_macs_says_how_many_there_are(run, write_job: Callable
 
 def test_a_pool_that_a_local_fleet_lacks_is_refused(run, write_job: Callable[..., str]) -> None:
     result = run("submit", write_job("", pool="studio"))
-    assert_one_error(result, exitcodes.NOT_ENOUGH_MACS, "the pool 'studio' has 0 Macs")
+    assert_one_error(result, exitcodes.NOT_ENOUGH_MACS, "the pool 'studio' has 0 Macs", "the pool 'mac' only")
+
+
+@pytest.mark.parametrize("address", [":", "foo:bar", "1.2.3.4:99999"])
+def test_an_address_that_is_none_is_bad_input(run, address: str) -> None:
+    assert_one_error(run("status", "--address", address), exitcodes.BAD_INPUT, repr(address), "is not host:port")
 
 
 @pytest.mark.parametrize("command", [["status"], ["nodes"], ["cancel", "x"], ["logs", "x"]])
