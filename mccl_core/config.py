@@ -23,17 +23,17 @@ class CoreConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    segment_nbytes: int = Field(
-        256 * KIB, ge=4 * KIB, le=16 * MIB, description="Largest payload of one frame, in bytes."
-    )
+    segment_nbytes: int = Field(MIB, ge=4 * KIB, le=16 * MIB, description="Largest payload of one frame, in bytes.")
     scratch_nbytes: int = Field(
-        128 * KIB,
+        256 * KIB,
         ge=16 * KIB,
         le=16 * MIB,
         description="Receive scratch of one connection, in bytes; should fit a core's cache.",
     )
     inline_nbytes: Nbytes = Field(
-        256 * KIB, description="Ops up to this many bytes are sent without waking the transmit thread."
+        256 * KIB,
+        description="Ops up to this many bytes, and the first bytes of larger ones, are sent without waking the "
+        "transmit thread.",
     )
     credit_nbytes: int = Field(
         4 * MIB,
