@@ -1,65 +1,75 @@
 // Pipelined ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
 // All-reduce: 2(N-1) steps, 2(N-1)/N of the bytes each way. All-gather and reduce-scatter: N-1 steps, (N-1)/N of the
 // bytes. Every send but the first is gated byte by byte on the receive before it, so hops overlap.
+//
+// In the all-gather of an all-reduce, what arrives replaces a partial sum that this rank has sent on: it can arrive
+// only because that sum went round the ring, so no gate is needed.
 #include <algorithm>
 
-#include "schedule/schedule.hpp"
+#include "schedule/parts.hpp"
 
 namespace mccl {
 
 namespace {
-int32_t wrap(int32_t rank, int32_t world) { return ((rank % world) + world) % world; }
-
-// Appends a step unless it moves nothing; returns the index that a later gate may name (-1 where it was left out).
-int32_t append(Schedule& schedule, Step step) {
-  if (step.send.nbytes == 0) step.send_peer = -1;
-  if (step.recv.nbytes == 0) step.recv_peer = -1;
-  if (step.send_peer < 0 && step.recv_peer < 0) return -1;
-  schedule.steps.push_back(step);
-  return static_cast<int32_t>(schedule.steps.size()) - 1;
-}
-
 Gate received_bytes(int32_t step) { return step < 0 ? Gate{} : Gate{GateKind::kReceivedBytes, step}; }
+Gate received(int32_t step) { return step < 0 ? Gate{} : Gate{GateKind::kReceived, step}; }
 }  // namespace
 
-Schedule ring_all_reduce(Member me, uint64_t nbytes, uint64_t element_nbytes) {
-  const auto [rank, world] = me;
-  const int32_t right = wrap(rank + 1, world);
-  const int32_t left = wrap(rank - 1, world);
-  const Blocks blocks(nbytes, element_nbytes, world);
-  Schedule schedule;
-  schedule.steps.reserve(static_cast<size_t>(2 * (world - 1)));
-  std::vector<int32_t> sent_at;  // the reduce-scatter's steps
+Frontier append_ring_reduce_scatter(Schedule& schedule, const Team& team, const std::vector<Range>& blocks,
+                                    Frontier entry, bool finish) {
+  const int32_t right = team.rank(team.position + 1);
+  const int32_t left = team.rank(team.position - 1);
+  const auto block = [&](int32_t index) { return blocks[static_cast<size_t>(team.wrap(index))]; };
+  Frontier last = entry;
   int32_t before = -1;
-  for (int32_t k = 0; k < world - 1; ++k) {  // reduce-scatter: rank r ends with block r+1
-    Step step = send_step(right, blocks.at(wrap(rank - k, world)), received_bytes(before));
-    const Range incoming = blocks.at(wrap(rank - k - 1, world));
-    set_reduce(step, left, incoming, incoming.offset, left < rank);
-    step.finish = k == world - 2;
+  for (int32_t k = 0; k < team.size() - 1; ++k) {
+    const Gate gate = k == 0 ? received(entry) : received_bytes(before);
+    Step step = send_step(right, block(team.position - k), gate);
+    const Range incoming = block(team.position - k - 1);
+    set_reduce(step, left, incoming, incoming.offset, left < team.own_rank(), received(entry));
+    step.finish = finish && k == team.size() - 2;
     before = append(schedule, step);
-    sent_at.push_back(before);
+    if (incoming.nbytes > 0) last = before;
   }
-  for (int32_t k = 0; k < world - 1; ++k) {  // all-gather
-    Step step = send_step(right, blocks.at(wrap(rank + 1 - k, world)), received_bytes(before));
-    // The block that arrives was sent, as a partial sum, in step k of the reduce-scatter.
-    const int32_t sent = sent_at[static_cast<size_t>(k)];
-    set_copy(step, left, blocks.at(wrap(rank - k, world)), sent < 0 ? Gate{} : Gate{GateKind::kSent, sent});
+  return last;
+}
+
+Frontier append_ring_all_gather(Schedule& schedule, const Team& team, const std::vector<Range>& blocks, Gate entry) {
+  const int32_t right = team.rank(team.position + 1);
+  const int32_t left = team.rank(team.position - 1);
+  const auto block = [&](int32_t index) { return blocks[static_cast<size_t>(team.wrap(index))]; };
+  Frontier last = entry.step;
+  int32_t before = -1;
+  for (int32_t k = 0; k < team.size() - 1; ++k) {
+    Step step = send_step(right, block(team.position + 1 - k), k == 0 ? entry : received_bytes(before));
+    set_copy(step, left, block(team.position - k));
     before = append(schedule, step);
+    if (step.recv.nbytes > 0) last = before;
   }
+  return last;
+}
+
+Schedule ring_all_reduce(Member me, uint64_t nbytes, uint64_t element_nbytes) {
+  const Team team = everyone(me);
+  const auto blocks = blocks_of({0, nbytes}, element_nbytes, me.world);
+  Schedule schedule;
+  schedule.steps.reserve(static_cast<size_t>(2 * (me.world - 1)));
+  const Frontier reduced = append_ring_reduce_scatter(schedule, team, blocks, -1, true);
+  append_ring_all_gather(schedule, team, blocks, received_bytes(reduced));  // of the very block that it sends first
   return schedule;
 }
 
 Schedule ring_all_gather(Member me, uint64_t block_nbytes) {
   const auto [rank, world] = me;
   const auto block = [&](int32_t index) {
-    return Range{static_cast<uint64_t>(wrap(index, world)) * block_nbytes, block_nbytes};
+    return Range{static_cast<uint64_t>((index + world) % world) * block_nbytes, block_nbytes};
   };
   Schedule schedule;
   schedule.steps.reserve(static_cast<size_t>(world - 1));
   int32_t before = -1;
   for (int32_t k = 0; k < world - 1; ++k) {
-    Step step = send_step(wrap(rank + 1, world), block(rank - k), received_bytes(before));
-    set_copy(step, wrap(rank - 1, world), block(rank - k - 1));
+    Step step = send_step((rank + 1) % world, block(rank - k), received_bytes(before));
+    set_copy(step, (rank + world - 1) % world, block(rank - k - 1));
     before = append(schedule, step);
   }
   return schedule;
@@ -67,8 +77,8 @@ Schedule ring_all_gather(Member me, uint64_t block_nbytes) {
 
 Schedule ring_reduce_scatter(Member me, uint64_t block_nbytes) {
   const auto [rank, world] = me;
-  const int32_t right = wrap(rank + 1, world);
-  const int32_t left = wrap(rank - 1, world);
+  const int32_t right = (rank + 1) % world;
+  const int32_t left = (rank + world - 1) % world;
   const uint64_t output = static_cast<uint64_t>(world) * block_nbytes;
   // Partial sums on their way through this rank. A slot is taken again once its bytes went out; with four slots that
   // was three steps ago, so the gate is open by the time bytes arrive.
@@ -76,12 +86,12 @@ Schedule ring_reduce_scatter(Member me, uint64_t block_nbytes) {
   Schedule schedule;
   schedule.scratch_nbytes = static_cast<uint64_t>(slots) * block_nbytes;
   for (int32_t k = 0; k < world - 1; ++k) {  // rank r ends with block r
-    const auto input = static_cast<uint64_t>(wrap(rank - k - 2, world)) * block_nbytes;
+    const auto input = static_cast<uint64_t>((rank - k - 2 + 2 * world) % world) * block_nbytes;
     const bool last = k == world - 2;
     const auto slot = [&](int32_t step_index) {
       return output + block_nbytes + static_cast<uint64_t>(step_index % slots) * block_nbytes;
     };
-    const uint64_t source = k == 0 ? static_cast<uint64_t>(wrap(rank - 1, world)) * block_nbytes : slot(k - 1);
+    const uint64_t source = k == 0 ? static_cast<uint64_t>((rank + world - 1) % world) * block_nbytes : slot(k - 1);
     Step step = send_step(right, {source, block_nbytes}, received_bytes(k - 1));
     Gate gate;
     if (!last && k >= slots) gate = {GateKind::kSent, k - slots + 1};

@@ -37,12 +37,19 @@ class Blocks {
 // In place on [0, nbytes).
 Schedule ring_all_reduce(Member me, uint64_t nbytes, uint64_t element_nbytes);
 Schedule recursive_doubling_all_reduce(Member me, uint64_t nbytes);
+Schedule circulant_all_reduce(Member me, uint64_t nbytes, uint64_t element_nbytes, int32_t chunk_count);
+// group_of_rank: one entry a rank, equal for the ranks behind one switch.
+Schedule two_level_all_reduce(Member me, uint64_t nbytes, uint64_t element_nbytes,
+                              std::span<const int32_t> group_of_rank, int32_t chunk_count);
 
 // In place on world blocks of block_nbytes; the caller has put its own block at its place.
 Schedule ring_all_gather(Member me, uint64_t block_nbytes);
+Schedule circulant_all_gather(Member me, uint64_t block_nbytes);
 
 // Address space: input (world blocks of block_nbytes), output (one block), scratch. The input is left as it is.
 Schedule ring_reduce_scatter(Member me, uint64_t block_nbytes);
+// In place on world blocks of block_nbytes, all of which change; block `rank` ends reduced.
+Schedule circulant_reduce_scatter(Member me, uint64_t block_nbytes);
 
 // In place on [0, nbytes).
 Schedule binomial_broadcast(Member me, int32_t root, uint64_t nbytes);

@@ -4,10 +4,29 @@
 #include <deque>
 #include <map>
 #include <random>
+#include <utility>
 
 namespace mccl {
 
 namespace {
+
+uint64_t mix(uint64_t x) {  // the finaliser of SplitMix64 (Steele, Lea, Flood, 2014)
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+Cell original(int32_t rank, uint64_t address) {
+  const Contents contents = contribution(rank, address);
+  return {contents, contents.sum};
+}
+
+Cell combined(const Cell& lower, const Cell& higher) {
+  Cell cell = lower;
+  cell.contents += higher.contents;
+  cell.expression = mix(mix(lower.expression) + 3 * higher.expression);
+  return cell;
+}
 
 struct Progress {
   uint64_t sent = 0;
@@ -25,6 +44,23 @@ struct Channel {
   size_t apply_cursor = 0;    // where the next parked element belongs
   std::deque<Cell> parked;
   bool slow = false;
+  bool waiting = false;  // in one of the pools
+};
+
+// Channels that may be able to move, taken out in a random order.
+class Pool {
+ public:
+  void add(size_t channel) { channels_.push_back(channel); }
+  bool empty() const { return channels_.empty(); }
+  size_t take(std::mt19937_64& random) {
+    std::swap(channels_[random() % channels_.size()], channels_.back());
+    const size_t channel = channels_.back();
+    channels_.pop_back();
+    return channel;
+  }
+
+ private:
+  std::vector<size_t> channels_;
 };
 
 class Run {
@@ -33,8 +69,9 @@ class Run {
     for (size_t rank = 0; rank < problem.schedules.size(); ++rank) {
       const Schedule& schedule = problem.schedules[rank];
       progress_.emplace_back(schedule.steps.size());
+      dependents_.emplace_back(schedule.steps.size());
       std::vector<Cell> memory(problem.nbytes[rank] + schedule.scratch_nbytes);
-      for (uint64_t a = 0; a < problem.nbytes[rank]; ++a) memory[a] = {{static_cast<int32_t>(rank), a}};
+      for (uint64_t a = 0; a < problem.nbytes[rank]; ++a) memory[a] = original(static_cast<int32_t>(rank), a);
       memory_.push_back(std::move(memory));
     }
     make_channels();
@@ -45,13 +82,18 @@ class Run {
     for (const Channel& channel : channels_) {
       if (auto wrong = lengths(channel)) return wrong;
     }
-    std::vector<size_t> order(channels_.size());
-    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-    for (Channel& channel : channels_) channel.slow = random_() % 4 == 0;
-    while (!wrong_) {
-      std::shuffle(order.begin(), order.end(), random_);
+    find_readers();
+    for (size_t i = 0; i < channels_.size(); ++i) {
+      channels_[i].slow = random_() % 4 == 0;
+      enqueue(i);
+    }
+    while (!wrong_ && !(fast_.empty() && slow_.empty())) {
       // A slow link moves only when no other can: it is as late as it can be.
-      if (!pass(order, false) && !pass(order, true)) break;
+      const size_t i = fast_.empty() ? slow_.take(random_) : fast_.take(random_);
+      channels_[i].waiting = false;
+      bool moved = false;
+      for (auto n = 1 + random_() % 3; n > 0 && !wrong_ && advance(channels_[i]); --n) moved = true;
+      if (moved) enqueue(i);
     }
     if (wrong_) return wrong_;
     for (const Channel& channel : channels_) {
@@ -63,14 +105,16 @@ class Run {
     return results();
   }
 
+  const std::vector<std::vector<Cell>>& memory() const { return memory_; }
+
  private:
-  bool pass(const std::vector<size_t>& order, bool slow) {
-    bool moved = false;
-    for (const size_t i : order) {
-      if (channels_[i].slow != slow) continue;
-      for (auto n = 1 + random_() % 3; n > 0 && !wrong_ && advance(channels_[i]); --n) moved = true;
-    }
-    return moved;
+  void enqueue(size_t i) {
+    Channel& channel = channels_[i];
+    if (std::exchange(channel.waiting, true)) return;
+    (channel.slow ? slow_ : fast_).add(i);
+  }
+  void enqueue_dependents(int32_t rank, int32_t index) {
+    for (const uint32_t i : dependents_[static_cast<size_t>(rank)][static_cast<size_t>(index)]) enqueue(i);
   }
 
   const Step& step(int32_t rank, int32_t index) const {
@@ -81,23 +125,57 @@ class Run {
   }
 
   void make_channels() {
-    std::map<std::pair<int32_t, int32_t>, Channel> channels;
-    const auto at = [&](int32_t from, int32_t to) -> Channel& {
-      Channel& channel = channels[{from, to}];
-      channel.from = from;
-      channel.to = to;
-      return channel;
+    std::map<std::pair<int32_t, int32_t>, uint32_t> index;
+    const auto at = [&](int32_t from, int32_t to) {
+      const auto [found, added] = index.try_emplace({from, to}, static_cast<uint32_t>(channels_.size()));
+      if (added) {
+        channels_.emplace_back();
+        channels_.back().from = from;
+        channels_.back().to = to;
+      }
+      return found->second;
+    };
+    const auto depend = [&](size_t rank, const Gate& gate, uint32_t channel) {
+      if (gate.kind != GateKind::kOpen) dependents_[rank][static_cast<size_t>(gate.step)].push_back(channel);
     };
     for (size_t rank = 0; rank < problem_.schedules.size(); ++rank) {
       const auto r = static_cast<int32_t>(rank);
       for (size_t i = 0; i < problem_.schedules[rank].steps.size(); ++i) {
-        const auto index = static_cast<int32_t>(i);
+        const auto step_index = static_cast<int32_t>(i);
         const Step& s = problem_.schedules[rank].steps[i];
-        if (s.send_peer >= 0) at(r, s.send_peer).sends.push_back(index);
-        if (s.recv_peer >= 0) at(s.recv_peer, r).receives.push_back(index);
+        if (s.send_peer >= 0) {
+          const uint32_t channel = at(r, s.send_peer);
+          channels_[channel].sends.push_back(step_index);
+          depend(rank, s.send_gate, channel);
+        }
+        if (s.recv_peer >= 0) {
+          const uint32_t channel = at(s.recv_peer, r);
+          channels_[channel].receives.push_back(step_index);
+          depend(rank, s.recv_gate, channel);
+        }
       }
     }
-    for (auto& [key, channel] : channels) channels_.push_back(std::move(channel));
+  }
+
+  // Which sends read a byte: for each rank a list of steps for each address, one after the other.
+  void find_readers() {
+    for (size_t rank = 0; rank < memory_.size(); ++rank) {
+      const auto& steps = problem_.schedules[rank].steps;
+      Readers readers;
+      readers.begins.assign(memory_[rank].size() + 1, 0);
+      const auto each = [&](auto visit) {
+        for (size_t i = 0; i < steps.size(); ++i) {
+          if (steps[i].send_peer < 0) continue;
+          for (uint64_t a = steps[i].send.offset; a < steps[i].send.end(); ++a) visit(a, static_cast<int32_t>(i));
+        }
+      };
+      each([&](uint64_t a, int32_t) { ++readers.begins[a + 1]; });
+      for (size_t a = 1; a < readers.begins.size(); ++a) readers.begins[a] += readers.begins[a - 1];
+      readers.steps.resize(readers.begins.back());
+      std::vector<uint32_t> next(readers.begins);
+      each([&](uint64_t a, int32_t index) { readers.steps[next[a]++] = index; });
+      readers_.push_back(std::move(readers));
+    }
   }
 
   std::optional<std::string> bounds() const {
@@ -159,6 +237,7 @@ class Run {
     if (!usable && !receiving.park) return false;  // not granted
     const Cell value = memory_[static_cast<size_t>(channel.from)][sending.send.offset + done.sent];
     if (++done.sent == sending.send.nbytes) ++channel.send_cursor;
+    enqueue_dependents(channel.from, send_index);
     if (++channel.arrived == receiving.recv.nbytes) {
       ++channel.receive_cursor;
       channel.arrived = 0;
@@ -178,27 +257,26 @@ class Run {
     auto& memory = memory_[static_cast<size_t>(channel.to)];
     const uint64_t address = s.recv.offset + done.received;
     check_overwrite(channel.to, index, address);
-    Cell result = value;
     if (s.action == Action::kReduce) {
-      const Cell& operand = memory[s.operand + done.received];
-      result.insert(result.end(), operand.begin(), operand.end());
-      std::sort(result.begin(), result.end());
+      const Cell operand = memory[s.operand + done.received];
+      memory[address] = s.incoming_is_lower ? combined(value, operand) : combined(operand, value);
+    } else {
+      memory[address] = value;
     }
-    memory[address] = std::move(result);
     if (++done.received == s.recv.nbytes) ++channel.apply_cursor;
+    enqueue_dependents(channel.to, index);
   }
 
   // A send whose gate is open may have read this cell or not: what it sends would depend on timing.
   void check_overwrite(int32_t rank, int32_t by, uint64_t address) {
-    const auto& steps = problem_.schedules[static_cast<size_t>(rank)].steps;
-    for (size_t i = 0; i < steps.size(); ++i) {
-      const Range& range = steps[i].send;
-      if (steps[i].send_peer < 0 || address < range.offset || address >= range.end()) continue;
-      const uint64_t offset = address - range.offset;
-      const auto index = static_cast<int32_t>(i);
-      if (progress(rank, index).sent <= offset && open(rank, steps[i].send_gate, offset)) {
+    const Readers& readers = readers_[static_cast<size_t>(rank)];
+    for (uint32_t i = readers.begins[address]; i < readers.begins[address + 1]; ++i) {
+      const int32_t index = readers.steps[i];
+      const Step& s = step(rank, index);
+      const uint64_t offset = address - s.send.offset;
+      if (progress(rank, index).sent <= offset && open(rank, s.send_gate, offset)) {
         wrong_ = "rank " + std::to_string(rank) + ": step " + std::to_string(by) + " overwrites byte " +
-                 std::to_string(address) + ", which step " + std::to_string(i) + " has not sent yet";
+                 std::to_string(address) + ", which step " + std::to_string(index) + " has not sent yet";
         return;
       }
     }
@@ -206,28 +284,60 @@ class Run {
 
   std::optional<std::string> results() const {
     for (size_t rank = 0; rank < memory_.size(); ++rank) {
+      const std::string where = "rank " + std::to_string(rank) + ": byte ";
       for (uint64_t address = 0; address < problem_.nbytes[rank]; ++address) {
+        const Cell& cell = memory_[rank][address];
         const auto expected = problem_.expected(static_cast<int32_t>(rank), address);
-        if (expected && memory_[rank][address] != *expected) {
-          return "rank " + std::to_string(rank) + ": byte " + std::to_string(address) + " holds " +
-                 std::to_string(memory_[rank][address].size()) + " contributions, which are not the " +
-                 std::to_string(expected->size()) + " expected";
+        if (expected && cell.contents != *expected) {
+          return where + std::to_string(address) + " holds " + std::to_string(cell.contents.count) +
+                 " contributions, which are not the " + std::to_string(expected->count) + " expected";
+        }
+        if (problem_.identical && cell.expression != memory_[0][address].expression) {
+          return where + std::to_string(address) + " was computed in another way than on rank 0";
         }
       }
     }
     return std::nullopt;
   }
 
+  struct Readers {
+    std::vector<uint32_t> begins;  // by address, into `steps`
+    std::vector<int32_t> steps;
+  };
+
   const Problem& problem_;
   std::mt19937_64 random_;
   std::vector<std::vector<Progress>> progress_;
   std::vector<std::vector<Cell>> memory_;
+  std::vector<std::vector<std::vector<uint32_t>>> dependents_;  // by rank and step: channels with a gate on it
+  std::vector<Readers> readers_;                                // by rank
   std::vector<Channel> channels_;
+  Pool fast_, slow_;
   std::optional<std::string> wrong_;
 };
 
 }  // namespace
 
-std::optional<std::string> verify(const Problem& problem, uint64_t seed) { return Run(problem, seed).run(); }
+Contents contribution(int32_t rank, uint64_t address) {
+  return {mix(mix(static_cast<uint64_t>(rank) + 1) + address), 1};
+}
+
+std::optional<std::string> verify(const Problem& problem, int orders) {
+  std::vector<std::vector<Cell>> first;
+  for (int seed = 1; seed <= orders; ++seed) {
+    Run run(problem, static_cast<uint64_t>(seed));
+    if (auto wrong = run.run()) return wrong;
+    if (seed == 1) first = run.memory();
+    for (size_t rank = 0; rank < first.size(); ++rank) {
+      for (uint64_t address = 0; address < problem.nbytes[rank]; ++address) {
+        if (!problem.expected(static_cast<int32_t>(rank), address)) continue;
+        if (first[rank][address].expression == run.memory()[rank][address].expression) continue;
+        return "rank " + std::to_string(rank) + ": byte " + std::to_string(address) +
+               " depends on the order in which messages arrive";
+      }
+    }
+  }
+  return std::nullopt;
+}
 
 }  // namespace mccl

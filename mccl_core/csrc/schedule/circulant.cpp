@@ -1,0 +1,123 @@
+// Circulant reduce-scatter and all-gather (Träff, "Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms",
+// arXiv 2410.14234). For any N: ⌈log2 N⌉ rounds and (N-1)/N of the bytes each way; an all-reduce is one after the
+// other.
+//
+// Seen from position r, block r+i is block i of its own order. A round of the reduce-scatter halves the blocks that are
+// still a rank's: of the first `size` it sends the upper half to the rank that is `half` further, and adds what comes
+// to the lower half. The all-gather is the same rounds backwards, with sender and receiver exchanged.
+//
+// A round waits for the one before it, so several chunks go through the rounds side by side: while one waits, another
+// sends. Within a chunk receives are taken in the order of rounds, so that sums do not depend on arrival. What the
+// all-gather replaces was sent as a partial sum, and can only come because that sum has arrived: no gate is needed
+// against overwriting.
+#include "schedule/parts.hpp"
+
+namespace mccl {
+
+namespace {
+struct Round {
+  int32_t size;  // blocks that take part
+  int32_t half;  // of which this many are kept; also the distance to the partners
+};
+
+std::vector<Round> rounds_of(int32_t size) {
+  std::vector<Round> rounds;
+  for (; size > 1; size = (size + 1) / 2) rounds.push_back({size, (size + 1) / 2});
+  return rounds;
+}
+
+// Blocks begin … begin+count-1 of the team (modulo its size): one range, or two where they wrap.
+struct Pieces {
+  Range first, second;
+};
+Pieces pieces(const Team& team, const std::vector<Range>& blocks, int32_t begin, int32_t count) {
+  const auto span = [&](int32_t from, int32_t to) -> Range {
+    if (from == to) return {};
+    const Range front = blocks[static_cast<size_t>(from)];
+    return {front.offset, blocks[static_cast<size_t>(to - 1)].end() - front.offset};
+  };
+  const int32_t from = team.wrap(begin);
+  const int32_t to = from + count;
+  if (to <= team.size()) return {span(from, to), {}};
+  return {span(from, team.size()), span(0, to - team.size())};
+}
+
+Gate received(Frontier frontier) { return frontier < 0 ? Gate{} : Gate{GateKind::kReceived, frontier}; }
+}  // namespace
+
+void append_circulant_reduce_scatter(Schedule& schedule, const Team& team,
+                                     const std::vector<std::vector<Range>>& chunks, std::vector<Frontier>& frontiers,
+                                     bool finish) {
+  for (const auto [size, half] : rounds_of(team.size())) {
+    const int32_t to = team.rank(team.position + half);
+    const int32_t from = team.rank(team.position - half);
+    for (size_t c = 0; c < chunks.size(); ++c) {
+      const Pieces out = pieces(team, chunks[c], team.position + half, size - half);
+      const Pieces in = pieces(team, chunks[c], team.position, size - half);
+      const Gate gate = received(frontiers[c]);
+      for (const auto& [send, recv] : {std::pair{out.first, in.first}, std::pair{out.second, in.second}}) {
+        Step step = send_step(to, send, gate);
+        set_reduce(step, from, recv, recv.offset, from < team.own_rank(), gate);
+        step.finish = finish && half == 1;
+        const int32_t index = append(schedule, step);
+        if (recv.nbytes > 0) frontiers[c] = index;
+      }
+    }
+  }
+}
+
+void append_circulant_all_gather(Schedule& schedule, const Team& team, const std::vector<std::vector<Range>>& chunks,
+                                 std::vector<Frontier>& frontiers) {
+  const auto rounds = rounds_of(team.size());
+  for (auto round = rounds.rbegin(); round != rounds.rend(); ++round) {
+    const auto [size, half] = *round;
+    const int32_t to = team.rank(team.position - half);
+    const int32_t from = team.rank(team.position + half);
+    for (size_t c = 0; c < chunks.size(); ++c) {
+      const Pieces out = pieces(team, chunks[c], team.position, size - half);
+      const Pieces in = pieces(team, chunks[c], team.position + half, size - half);
+      const Gate gate = received(frontiers[c]);
+      for (const auto& [send, recv] : {std::pair{out.first, in.first}, std::pair{out.second, in.second}}) {
+        Step step = send_step(to, send, gate);
+        set_copy(step, from, recv, gate);
+        const int32_t index = append(schedule, step);
+        if (recv.nbytes > 0) frontiers[c] = index;
+      }
+    }
+  }
+}
+
+Schedule circulant_all_reduce(Member me, uint64_t nbytes, uint64_t element_nbytes, int32_t chunk_count) {
+  const Team team = everyone(me);
+  std::vector<std::vector<Range>> chunks;
+  for (const Range chunk : blocks_of({0, nbytes}, element_nbytes, chunk_count)) {
+    chunks.push_back(blocks_of(chunk, element_nbytes, me.world));
+  }
+  std::vector<Frontier> frontiers(chunks.size(), -1);
+  Schedule schedule;
+  append_circulant_reduce_scatter(schedule, team, chunks, frontiers, true);
+  append_circulant_all_gather(schedule, team, chunks, frontiers);
+  return schedule;
+}
+
+Schedule circulant_all_gather(Member me, uint64_t block_nbytes) {
+  if (block_nbytes == 0) return {};
+  const Team team = everyone(me);
+  std::vector<Frontier> frontiers{-1};
+  Schedule schedule;
+  const uint64_t nbytes = block_nbytes * static_cast<uint64_t>(me.world);
+  append_circulant_all_gather(schedule, team, {blocks_of({0, nbytes}, block_nbytes, me.world)}, frontiers);
+  return schedule;
+}
+
+Schedule circulant_reduce_scatter(Member me, uint64_t block_nbytes) {
+  if (block_nbytes == 0) return {};
+  const Team team = everyone(me);
+  std::vector<Frontier> frontiers{-1};
+  Schedule schedule;
+  const uint64_t nbytes = block_nbytes * static_cast<uint64_t>(me.world);
+  append_circulant_reduce_scatter(schedule, team, {blocks_of({0, nbytes}, block_nbytes, me.world)}, frontiers, true);
+  return schedule;
+}
+
+}  // namespace mccl
