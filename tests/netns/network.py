@@ -35,6 +35,11 @@ class Link:
     def __str__(self) -> str:
         return f"{self.rate_mbit:g} Mbit/s, burst {self.burst_nbytes} bytes, queue {self.queue_nbytes} bytes"
 
+    @property
+    def burst_s(self) -> float:
+        """How long a burst takes at the link's rate, in seconds."""
+        return self.burst_nbytes * 8 / (self.rate_mbit * 1e6)
+
     def goodput(self, mtu: int) -> float:
         """The payload that TCP over IPv4 with timestamps can carry at most, in GB/s."""
         return self.rate_mbit / 8e3 * (mtu - 52) / (mtu + ETHERNET_NBYTES)
