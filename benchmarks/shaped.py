@@ -15,6 +15,7 @@ installed or on PYTHONPATH.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -108,6 +109,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, object], list[Row]]:
 def main() -> None:
     """Parses, runs, prints."""
     arguments = parse()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that `timeout`, too, leaves no namespace behind
     try:
         result, rows = run(arguments)
     except (NetworkError, RankFailed) as error:

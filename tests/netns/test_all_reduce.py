@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.rank_processes import Outcome
+from support.rank_processes import Outcome, RankProcesses
 from support.ranks import results_of
 
 from netns.network import KIB, MIB, Link, Network
@@ -96,23 +95,33 @@ def test_a_rank_killed_during_an_all_reduce_is_named_by_all_others_soon(network:
         assert assert_named(outcome, r"rank 2 on h2") - killed_at < 10
 
 
+def cut_off(network: Network) -> None:
+    network.cut(network.hosts[2])
+
+
+def part_neighbours(network: Network) -> None:
+    network.drop(network.hosts[1], network.hosts[2])
+
+
 @pytest.mark.slow
-def test_a_cut_link_ends_the_all_reduce_on_all_ranks_with_its_timeout(network: Network) -> None:
+@pytest.mark.parametrize("part", [cut_off, part_neighbours])
+def test_a_broken_path_ends_the_all_reduce_on_all_ranks_with_its_timeout(
+    network: Network, part: Callable[[Network], None]
+) -> None:
     # Nobody hears that a cable is out, and there are no heartbeats yet: the op's own timeout has to end it.
-    lost = network.hosts[2]
-    before = lost.sent_nbytes()
+    host = network.hosts[2]
+    before = host.sent_nbytes()
     with ranks_on(network.hosts, lose_a_peer, timeout_s=6) as ranks:
-        wait_until_sent(lost, STARTED_NBYTES, before)
-        network.cut(lost)
+        wait_until_sent(host, STARTED_NBYTES, before)
+        part(network)
         outcomes = ranks.outcomes(REPORT_S)
-        network.mend(lost)
     for outcome in outcomes:
         assert_named(outcome, r"rank \d on h\d")
 
 
 @pytest.mark.slow
 def test_a_link_that_is_mended_in_time_costs_nothing_but_time(network: Network) -> None:
-    def interrupt(ranks: Any) -> None:
+    def interrupt(ranks: RankProcesses) -> None:
         network.cut(network.hosts[2])
         wait_until_silent(network.hosts)
         network.mend(network.hosts[2])
@@ -122,7 +131,7 @@ def test_a_link_that_is_mended_in_time_costs_nothing_but_time(network: Network) 
 
 @pytest.mark.slow
 def test_a_rank_that_was_stopped_goes_on_exactly(network: Network) -> None:
-    def interrupt(ranks: Any) -> None:
+    def interrupt(ranks: RankProcesses) -> None:
         ranks.signal(2, signal.SIGSTOP)
         wait_until_silent(network.hosts)
         ranks.signal(2, signal.SIGCONT)
@@ -130,7 +139,7 @@ def test_a_rank_that_was_stopped_goes_on_exactly(network: Network) -> None:
     exact_in_spite_of(network, interrupt)
 
 
-def exact_in_spite_of(network: Network, interrupt: Any) -> None:
+def exact_in_spite_of(network: Network, interrupt: Callable[[RankProcesses], None]) -> None:
     """Runs `interrupt(ranks)` in the middle of an all-reduce, which has to end with the exact sum."""
     before = network.hosts[2].sent_nbytes()
     with ranks_on(network.hosts, assert_exact, LARGE_NBYTES) as ranks:

@@ -112,7 +112,8 @@ class RankProcesses:
 def _child(
     rank: int, body: Callable[[int], Any], pipe: Connection, held: Connection | None, holder: Connection
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     holder.close()  # so that `held` ends when the caller closes its own, or dies
     outcome = Outcome()
     try:
