@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 from mccl_core.metrics import OpMetrics
 
@@ -20,6 +21,10 @@ class ProcessGroupMCCL:
         group_id: int,
         rank: int,
         members: list[tuple[bytes, str]],
+        planner: dict[str, Any],
         timeout: timedelta,
         connect: Callable[[list[int]], None],
     ) -> None: ...
+
+# The plan that is used, then all that could be, the fastest first: (algorithm, chunks, seconds).
+def plans(planner: dict[str, Any], collective: str, world: int, nbytes: int) -> list[tuple[str, int, float]]: ...

@@ -13,13 +13,14 @@ from mccl_core._autoload import autoload, require_backend, torch_will_autoload
 
 if TYPE_CHECKING:
     from mccl_core.metrics import get_metrics, reset_metrics
+    from mccl_core.planning import explain
 
 try:
     __version__ = metadata.version("mccl-fleet")
 except metadata.PackageNotFoundError:  # built by CMake alone, without pip
     __version__ = "0+unknown"
 
-__all__ = ["__version__", "get_metrics", "require_backend", "reset_metrics"]
+__all__ = ["__version__", "explain", "get_metrics", "require_backend", "reset_metrics"]
 
 
 def __getattr__(name: str) -> Any:
@@ -27,6 +28,10 @@ def __getattr__(name: str) -> Any:
         from mccl_core import metrics
 
         return getattr(metrics, name)
+    if name == "explain":
+        from mccl_core.planning import explain
+
+        return explain
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -6,10 +6,12 @@ import logging
 import time
 from typing import Any
 
+from mccl_core import links
 from mccl_core._C import ProcessGroupMCCL
 from mccl_core._rendezvous import local_address, meet
 from mccl_core._runtime import get_runtime
 from mccl_core.config import CoreConfig
+from mccl_core.planning import number_groups, planner_options
 
 log = logging.getLogger("mccl")
 
@@ -37,12 +39,15 @@ def create(options: Any, backend_options: Any) -> ProcessGroupMCCL:
                 runtime.dial(meeting.peers[other], meeting.job, lane)
 
     members = [(peer.process, peer.host) for peer in meeting.peers]
-    backend = ProcessGroupMCCL(runtime.engine, meeting.group_id, rank, members, options.timeout, connect)
+    hosts = [peer.host for peer in meeting.peers]
+    profile = links.load(config.link_profile) if config.link_profile else links.default_profile(hosts)
+    planner = planner_options(config, profile, number_groups(meeting.switch_groups))
+    backend = ProcessGroupMCCL(runtime.engine, meeting.group_id, rank, members, planner, options.timeout, connect)
     # Of each pair that is linked from the start the lower rank dials.
-    links = linked_ranks(rank, size)
-    connect([other for other in links if other > rank])
+    linked = linked_ranks(rank, size)
+    connect([other for other in linked if other > rank])
     deadline = time.monotonic() + config.connect_timeout_ms / 1000
-    for other in links:
+    for other in linked:
         if other < rank:
             for lane in lanes:
                 runtime.await_connection(meeting.peers[other], lane, deadline)

@@ -29,6 +29,7 @@ class Meeting:
     group_id: int
     job: str
     peers: list[Peer]
+    switch_groups: list[str]  # by rank
 
 
 def local_address(store: Any) -> str:
@@ -65,13 +66,15 @@ def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta)
     runtime.trust(job, secret)
     store.set(_key(rank), _record(runtime, group_id, secret, rank))
     peers: list[Peer] = []
+    switch_groups: list[str] = []
     strangers: list[str] = []
     for other, raw in enumerate(_read_all(store, size, timeout)):
         record = json.loads(raw)
         if "error" in record:
             raise DistBackendError(f"mccl: rank {other} could not join the group: {record['error']}")
         peer = Peer(other, bytes.fromhex(record["process"]), record["host"], record["address"], record["port"])
-        if not hmac.compare_digest(record["mac"], _mac(secret, group_id, peer)):
+        switch_groups.append(record["switch_group"])
+        if not hmac.compare_digest(record["mac"], _mac(secret, group_id, peer, switch_groups[-1])):
             strangers.append(f"{other} on {peer.host}")
         peers.append(peer)
         runtime.know(peer)
@@ -81,7 +84,7 @@ def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta)
             f"this rank's is used by rank {', rank '.join(strangers)}; "
             "give all ranks the same MCCL_SECRET or MCCL_SECRET_FILE"
         )
-    return Meeting(group_id, job, peers)
+    return Meeting(group_id, job, peers, switch_groups)
 
 
 def _agree(runtime: Runtime, store: Any, rank: int, timeout: timedelta) -> tuple[int, str, bytes]:
@@ -122,8 +125,9 @@ def _key(rank: int) -> str:
     return f"rank/{rank}"
 
 
-def _mac(secret: bytes, group_id: int, peer: Peer) -> str:
-    message = f"record|{group_id}|{peer.rank}|{peer.process.hex()}|{peer.host}|{peer.address}|{peer.port}"
+def _mac(secret: bytes, group_id: int, peer: Peer, switch_group: str) -> str:
+    fields = (group_id, peer.rank, peer.process.hex(), peer.host, peer.address, peer.port, switch_group)
+    message = json.dumps(["record", *fields])
     return hmac.new(secret, message.encode(), hashlib.sha256).hexdigest()
 
 
@@ -135,7 +139,8 @@ def _record(runtime: Runtime, group_id: int, secret: bytes, rank: int) -> str:
             "host": me.host,
             "address": me.address,
             "port": me.port,
-            "mac": _mac(secret, group_id, me),
+            "switch_group": runtime.config.switch_group,
+            "mac": _mac(secret, group_id, me, runtime.config.switch_group),
         }
     )
 

@@ -43,8 +43,18 @@ class CoreConfig(BaseModel):
     eager_grant_nbytes: Nbytes = Field(
         128 * KIB, description="From this size on a receiver grants a stream as soon as it is ready for it."
     )
-    ring_min_nbytes: Nbytes = Field(
-        256 * KIB, description="All-reduce: recursive doubling below this size, ring from it on."
+    allreduce_algo: Literal["auto", "ring", "recursive_doubling", "circulant", "two_level"] = Field(
+        "auto", description="Algorithm of all-reduce wherever it can be used; `auto` takes the link profile's fastest."
+    )
+    link_profile: str | None = Field(
+        None, description="Link profile: a file from `mccl-fleet tune`, `ethernet-10g` or `loopback`."
+    )
+    switch_group: str = Field("", description="Name of the switch that this rank is behind; for two-level all-reduce.")
+    recursive_doubling_max_nbytes: int = Field(
+        256 * KIB, ge=0, le=4 * MIB, description="Recursive doubling is used up to this size: it keeps it in memory."
+    )
+    chunk_nbytes: int = Field(
+        256 * KIB, ge=KIB, le=64 * MIB, description="A circulant or two-level all-reduce goes in chunks of this size."
     )
     socket_buffer_nbytes: int = Field(
         0, ge=0, le=1024 * MIB, description="Socket buffers, in bytes; 0 leaves it to the system."
@@ -92,7 +102,6 @@ class CoreConfig(BaseModel):
             "inline_nbytes",
             "credit_nbytes",
             "eager_grant_nbytes",
-            "ring_min_nbytes",
             "socket_buffer_nbytes",
             "linger_ms",
         )

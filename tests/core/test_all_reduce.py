@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 
 import pytest
 import torch
@@ -74,37 +75,56 @@ def cases() -> list[tuple[torch.dtype, str]]:
 
 
 def digest(tensor: torch.Tensor) -> str:
+    if tensor.numel() == 0:
+        return ""
     return hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def groups_by_algorithm(rank: int, world: int) -> dict[str, dist.ProcessGroup]:
+    """A group for each algorithm that a world of this size can use; ranks take turns behind two switches."""
+    os.environ["MCCL_CHUNK_NBYTES"] = "16384"  # so that 64 KiB go in several chunks
+    os.environ["MCCL_SWITCH_GROUP"] = f"switch{rank % 2}"
+    groups = {}
+    for name in ["ring", "recursive_doubling", "two_level"] + (["circulant"] if world > 2 else []):
+        os.environ["MCCL_ALLREDUCE_ALGO"] = name
+        groups[name] = dist.new_group(backend="mccl")
+    return groups
 
 
 def all_cases(rank: int, world: int) -> list[str]:
     digests = []
+    groups = groups_by_algorithm(rank, world)
     for seed, (dtype, op) in enumerate(cases()):
         operator = dist._make_nccl_premul_sum(0.75) if op == "PREMUL_SUM" else getattr(dist.ReduceOp, op)
         for count in COUNTS:
             inputs = [make_input(r, count, dtype, seed) for r in range(world)]
-            result = inputs[rank].clone()
-            dist.all_reduce(result, op=operator)
-            if op == "PREMUL_SUM":
-                inputs = [(x * 0.75).to(dtype) for x in inputs]
-            try:
-                assert_right(result, reference(inputs, "SUM" if op == "PREMUL_SUM" else op), op, world)
-            except AssertionError as error:
-                raise AssertionError(f"{op} of {count} × {dtype}: {error}") from error
-            digests.append(digest(result) if count else "")
+            summands = [(x * 0.75).to(dtype) for x in inputs] if op == "PREMUL_SUM" else inputs
+            expected = reference(summands, "SUM" if op == "PREMUL_SUM" else op)
+            for name, group in groups.items():
+                result, again = inputs[rank].clone(), inputs[rank].clone()
+                works = [dist.all_reduce(t, op=operator, group=group, async_op=True) for t in (result, again)]
+                for work in works:
+                    work.wait()
+                try:
+                    assert_right(result, expected, op, world)
+                    assert digest(again) == digest(result), "another result on the second run"
+                except AssertionError as error:
+                    raise AssertionError(f"{name}, {op} of {count} × {dtype}: {error}") from error
+                digests.append(digest(result))
     return digests
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_every_dtype_and_op_is_right_and_bit_identical(world: int) -> None:
-    digests = run_ranks(world, all_cases, timeout_s=200)
+def test_every_dtype_op_and_algorithm_is_right_and_bit_identical(world: int) -> None:
+    digests = run_ranks(world, all_cases, backend="gloo", timeout_s=200)
     assert all(other == digests[0] for other in digests)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("world", [4, 5, 6, 7, 8, 9])
-def test_every_dtype_and_op_on_more_worlds(world: int) -> None:
-    digests = run_ranks(world, all_cases, timeout_s=250)
+def test_every_dtype_op_and_algorithm_on_more_worlds(world: int) -> None:
+    digests = run_ranks(world, all_cases, backend="gloo", timeout_s=500)
     assert all(other == digests[0] for other in digests)
 
 

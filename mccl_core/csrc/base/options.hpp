@@ -12,7 +12,6 @@ struct Options {
   uint64_t inline_nbytes;         // ops up to this size are sent by the thread that made them sendable
   uint64_t credit_nbytes;         // pool of one connection for bytes sent before they were granted
   uint64_t eager_grant_nbytes;    // streams from this size on are granted without being asked
-  uint64_t ring_min_nbytes;       // all-reduce: recursive doubling below, ring from here on
   uint64_t socket_buffer_nbytes;  // SO_SNDBUF and SO_RCVBUF; 0 leaves the system's autotuning on
   int64_t linger_ms;              // longest wait at shutdown for peers to take what was sent
 };

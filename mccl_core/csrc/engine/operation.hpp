@@ -97,7 +97,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   TimePoint deadline = kNever;
   // Runs on the completion thread before the op settles as done (copying a staged result back).
   std::function<void()> finalizer;
-  std::shared_ptr<void> keep_alive;  // owners of the buffers
+  std::shared_ptr<void> keep_alive;        // owners of the caller's buffers
+  std::shared_ptr<std::byte[]> workspace;  // memory of the op's own that is among its buffers
 
   // --- owned by the engine, under its lock ---
   std::shared_ptr<Group> group;

@@ -23,6 +23,10 @@ OperationPtr make_reduction(Member me, Fingerprint fingerprint, uint64_t nbytes,
   return op;
 }
 
+Fingerprint fingerprint_of(OpKind kind, Elements elements, uint64_t nbytes, const Plan& plan) {
+  return {kind, elements.op, elements.dtype, -1, nbytes, plan.algorithm, static_cast<uint8_t>(plan.chunk_count)};
+}
+
 void check_root(Member me, int32_t root, const char* name) {
   if (root >= 0 && root < me.world) return;
   throw_usage(
@@ -55,17 +59,13 @@ void copy(const Buffer& from, const Buffer& to) {
 }
 }  // namespace
 
-OperationPtr all_reduce(const Options& options, Member me, std::vector<Buffer> data, Elements elements) {
+OperationPtr all_reduce(const Planner& planner, Member me, std::vector<Buffer> data, Elements elements) {
   uint64_t n = 0;
   for (const Buffer& buffer : data) n += buffer.nbytes;
-  const bool ring = n >= options.ring_min_nbytes;
-  Schedule schedule;
-  if (me.world > 1) {
-    schedule = ring ? ring_all_reduce(me, n, element_nbytes(elements.dtype)) : recursive_doubling_all_reduce(me, n);
-  }
-  Fingerprint fingerprint{OpKind::kAllReduce, elements.op, elements.dtype, -1, n};
-  fingerprint.algorithm = ring ? Algorithm::kRing : Algorithm::kRecursiveDoubling;
-  return make_reduction(me, fingerprint, n, std::move(schedule), std::move(data));
+  const Plan plan = planner.plan(OpKind::kAllReduce, me.world, n);
+  Schedule schedule = planner.all_reduce(plan, me, n, element_nbytes(elements.dtype));
+  return make_reduction(me, fingerprint_of(OpKind::kAllReduce, elements, n, plan), n, std::move(schedule),
+                        std::move(data));
 }
 
 OperationPtr broadcast(Member me, int32_t root, Buffer data, DType dtype) {
@@ -83,27 +83,44 @@ OperationPtr reduce(Member me, int32_t root, Buffer data, Elements elements) {
                         std::move(schedule), {data});
 }
 
-OperationPtr all_gather(Member me, Buffer input, std::vector<Buffer> outputs, DType dtype) {
+OperationPtr all_gather(const Planner& planner, Member me, Buffer input, std::vector<Buffer> outputs, DType dtype) {
   check_blocks(me, outputs, input.nbytes, "all_gather");
   copy(input, outputs[static_cast<size_t>(me.rank)]);
+  const Plan plan = planner.plan(OpKind::kAllGather, me.world, input.nbytes);
   Schedule schedule;
-  if (me.world > 1) schedule = ring_all_gather(me, input.nbytes);
-  return make({OpKind::kAllGather, ReduceOp::kSum, dtype, -1, input.nbytes}, input.nbytes, std::move(schedule),
+  if (plan.algorithm == Algorithm::kRing) schedule = ring_all_gather(me, input.nbytes);
+  if (plan.algorithm == Algorithm::kCirculant) schedule = circulant_all_gather(me, input.nbytes);
+  return make(fingerprint_of(OpKind::kAllGather, {dtype}, input.nbytes, plan), input.nbytes, std::move(schedule),
               std::move(outputs));
 }
 
-OperationPtr reduce_scatter(Member me, std::vector<Buffer> inputs, Buffer output, Elements elements) {
+OperationPtr reduce_scatter(const Planner& planner, Member me, std::vector<Buffer> inputs, Buffer output,
+                            Elements elements) {
   check_blocks(me, inputs, output.nbytes, "reduce_scatter");
-  Schedule schedule;
-  if (me.world > 1) {
-    schedule = ring_reduce_scatter(me, output.nbytes);
-  } else {
-    copy(inputs[0], output);
+  const Plan plan = planner.plan(OpKind::kReduceScatter, me.world, output.nbytes);
+  const Fingerprint fingerprint = fingerprint_of(OpKind::kReduceScatter, elements, output.nbytes, plan);
+  const auto own = static_cast<size_t>(me.rank);
+  if (plan.algorithm == Algorithm::kRing) {
+    std::vector<Buffer> buffers = std::move(inputs);
+    buffers.push_back(output);
+    return make_reduction(me, fingerprint, output.nbytes, ring_reduce_scatter(me, output.nbytes), std::move(buffers));
   }
-  std::vector<Buffer> buffers = std::move(inputs);
-  buffers.push_back(output);
-  return make_reduction(me, {OpKind::kReduceScatter, elements.op, elements.dtype, -1, output.nbytes}, output.nbytes,
-                        std::move(schedule), std::move(buffers));
+  if (plan.algorithm == Algorithm::kOnlyOne) {
+    copy(inputs[own], output);
+    return make_reduction(me, fingerprint, output.nbytes, {}, {output});
+  }
+  // The sums grow in the output and in a copy of the other blocks.
+  const uint64_t n = output.nbytes;
+  auto workspace = std::make_shared_for_overwrite<std::byte[]>((inputs.size() - 1) * n);
+  std::vector<Buffer> blocks;
+  for (size_t i = 0, at = 0; i < inputs.size(); ++i) {
+    blocks.push_back(i == own ? output : Buffer{workspace.get() + n * at++, n});
+    if (i != own) copy(inputs[i], blocks.back());
+  }
+  copy(inputs[own], output);  // last, since the output may be one of the inputs
+  auto op = make_reduction(me, fingerprint, n, circulant_reduce_scatter(me, n), std::move(blocks));
+  op->workspace = std::move(workspace);
+  return op;
 }
 
 OperationPtr gather(Member me, int32_t root, Buffer input, std::vector<Buffer> outputs, DType dtype) {

@@ -10,8 +10,8 @@
 #include <span>
 #include <vector>
 
-#include "base/options.hpp"
 #include "engine/operation.hpp"
+#include "op/plan.hpp"
 #include "schedule/schedule.hpp"
 
 namespace mccl {
@@ -24,14 +24,15 @@ struct Elements {
 };
 
 // In place on `data`, one or more buffers taken as their concatenation.
-OperationPtr all_reduce(const Options& options, Member me, std::vector<Buffer> data, Elements elements);
+OperationPtr all_reduce(const Planner& planner, Member me, std::vector<Buffer> data, Elements elements);
 OperationPtr broadcast(Member me, int32_t root, Buffer data, DType dtype);
 // The result is in `data` at the root; elsewhere `data` is left as it is.
 OperationPtr reduce(Member me, int32_t root, Buffer data, Elements elements);
 // `outputs`: world buffers of the input's size.
-OperationPtr all_gather(Member me, Buffer input, std::vector<Buffer> outputs, DType dtype);
+OperationPtr all_gather(const Planner& planner, Member me, Buffer input, std::vector<Buffer> outputs, DType dtype);
 // `inputs`: world buffers of the output's size.
-OperationPtr reduce_scatter(Member me, std::vector<Buffer> inputs, Buffer output, Elements elements);
+OperationPtr reduce_scatter(const Planner& planner, Member me, std::vector<Buffer> inputs, Buffer output,
+                            Elements elements);
 // `outputs`: world buffers of the input's size at the root, none elsewhere.
 OperationPtr gather(Member me, int32_t root, Buffer input, std::vector<Buffer> outputs, DType dtype);
 // `inputs`: world buffers of the output's size at the root, none elsewhere.

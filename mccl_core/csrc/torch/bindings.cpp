@@ -31,10 +31,37 @@ Options options_from(const py::dict& values) {
   options.inline_nbytes = take<uint64_t>(values, "inline_nbytes");
   options.credit_nbytes = take<uint64_t>(values, "credit_nbytes");
   options.eager_grant_nbytes = take<uint64_t>(values, "eager_grant_nbytes");
-  options.ring_min_nbytes = take<uint64_t>(values, "ring_min_nbytes");
   options.socket_buffer_nbytes = take<uint64_t>(values, "socket_buffer_nbytes");
   options.linger_ms = take<int64_t>(values, "linger_ms");
   return options;
+}
+
+mccl::Planner planner_from(const py::dict& values) {
+  mccl::Planner planner{};
+  planner.profile.latency_s = take<double>(values, "latency_s");
+  planner.profile.step_s = take<double>(values, "step_s");
+  planner.profile.nbytes_per_s = take<double>(values, "nbytes_per_s");
+  planner.profile.uplink_nbytes_per_s = take<double>(values, "uplink_nbytes_per_s");
+  planner.profile.circulant_share = take<double>(values, "circulant_share");
+  planner.all_reduce_algorithm = mccl::algorithm_of(take<std::string>(values, "all_reduce_algorithm"));
+  planner.recursive_doubling_max_nbytes = take<uint64_t>(values, "recursive_doubling_max_nbytes");
+  planner.chunk_nbytes = take<uint64_t>(values, "chunk_nbytes");
+  planner.group_of_rank = take<std::vector<int32_t>>(values, "group_of_rank");
+  return planner;
+}
+
+using NamedPlan = std::tuple<std::string, int32_t, double>;
+
+std::vector<NamedPlan> plans(const py::dict& planner_values, const std::string& collective, int32_t world,
+                             uint64_t nbytes) {
+  const mccl::Planner planner = planner_from(planner_values);
+  const auto kind = mccl::kind_of(collective);
+  const auto named = [](const mccl::Plan& plan) {
+    return NamedPlan{mccl::to_string(plan.algorithm), plan.chunk_count, plan.predicted_s};
+  };
+  std::vector<NamedPlan> all{named(planner.plan(kind, world, nbytes))};
+  for (const mccl::Plan& plan : planner.plans(kind, world, nbytes)) all.push_back(named(plan));
+  return all;
 }
 
 py::dict counters_of(const Engine& engine) {
@@ -88,7 +115,8 @@ void bind_engine(py::module_& m) {
 
 c10::intrusive_ptr<ProcessGroupMCCL> make_group(const std::shared_ptr<Engine>& engine, uint64_t id, int32_t rank,
                                                 const std::vector<std::pair<py::bytes, std::string>>& members,
-                                                std::chrono::milliseconds timeout, py::function connect) {
+                                                const py::dict& planner_values, std::chrono::milliseconds timeout,
+                                                py::function connect) {
   std::vector<MemberInfo> infos;
   for (const auto& [process, host] : members) infos.push_back({std::string(process), host});
   // Destroyed with the GIL held, whichever thread drops the group.
@@ -100,9 +128,11 @@ c10::intrusive_ptr<ProcessGroupMCCL> make_group(const std::shared_ptr<Engine>& e
     py::gil_scoped_acquire gil;
     (*held)(ranks);
   };
+  mccl::Planner planner = planner_from(planner_values);
   py::gil_scoped_release free_gil;
   auto group = engine->create_group(id, rank, std::move(infos));
-  return c10::make_intrusive<ProcessGroupMCCL>(engine, std::move(group), timeout, std::move(connector));
+  return c10::make_intrusive<ProcessGroupMCCL>(engine, std::move(group), std::move(planner), timeout,
+                                               std::move(connector));
 }
 
 }  // namespace
@@ -121,5 +151,6 @@ PYBIND11_MODULE(_C, m) {
   bind_engine(m);
   py::class_<ProcessGroupMCCL, c10d::Backend, c10::intrusive_ptr<ProcessGroupMCCL>>(m, "ProcessGroupMCCL")
       .def(py::init(&make_group), py::arg("engine"), py::arg("group_id"), py::arg("rank"), py::arg("members"),
-           py::arg("timeout"), py::arg("connect"));
+           py::arg("planner"), py::arg("timeout"), py::arg("connect"));
+  m.def("plans", &plans, py::arg("planner"), py::arg("collective"), py::arg("world"), py::arg("nbytes"));
 }

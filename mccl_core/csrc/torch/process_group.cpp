@@ -43,11 +43,12 @@ Elements elements_of(const at::Tensor& tensor, const c10d::ReduceOp& op, const c
 
 }  // namespace
 
-ProcessGroupMCCL::ProcessGroupMCCL(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group,
+ProcessGroupMCCL::ProcessGroupMCCL(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, Planner planner,
                                    std::chrono::milliseconds timeout, Connector connector)
     : c10d::Backend(group->rank, group->world()),
       engine_(std::move(engine)),
       group_(std::move(group)),
+      planner_(std::move(planner)),
       timeout_(timeout),
       connector_(std::move(connector)) {}
 
@@ -101,7 +102,7 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::allreduce(Tensors& tensors, const c1
   Staging staging;
   const Buffer data = buffer_of(staging.in_place(tensor));
   return start({c10d::OpType::ALLREDUCE, opts.timeout, tensors}, staging,
-               [&] { return all_reduce(engine_->options(), me(), {data}, elements); });
+               [&] { return all_reduce(planner_, me(), {data}, elements); });
 }
 
 // One op over all tensors: its address space is their concatenation.
@@ -117,7 +118,7 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::allreduce_coalesced(Tensors& tensors
     buffers.push_back(buffer_of(staging.in_place(tensor)));
   }
   return start({c10d::OpType::ALLREDUCE_COALESCED, opts.timeout, tensors}, staging,
-               [&] { return all_reduce(engine_->options(), me(), buffers, elements); });
+               [&] { return all_reduce(planner_, me(), buffers, elements); });
 }
 
 ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
@@ -152,7 +153,7 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::allgather(TensorLists& outputs, Tens
     out.push_back(buffer_of(staging.output(tensor)));
   }
   return start({c10d::OpType::ALLGATHER, opts.timeout, list}, staging,
-               [&] { return all_gather(me(), in, out, transport_dtype(input)); });
+               [&] { return all_gather(planner_, me(), in, out, transport_dtype(input)); });
 }
 
 ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -163,7 +164,7 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::_allgather_base(at::Tensor& output, 
   const Buffer in = buffer_of(staging.input(input));
   const auto out = slices_of(staging.output(output), size_, "all_gather_into_tensor");
   return start({c10d::OpType::_ALLGATHER_BASE, opts.timeout, {output}}, staging,
-               [&] { return all_gather(me(), in, out, transport_dtype(input)); });
+               [&] { return all_gather(planner_, me(), in, out, transport_dtype(input)); });
 }
 
 ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::reduce_scatter_buffers(Staging& staging, const std::vector<Buffer>& inputs,
@@ -173,7 +174,7 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::reduce_scatter_buffers(Staging& stag
   const Elements elements = elements_of(output, opts.reduceOp, "reduce_scatter");
   const Buffer out = buffer_of(staging.output(output));
   return start({type, opts.timeout, {output}}, staging,
-               [&] { return mccl::reduce_scatter(me(), inputs, out, elements); });
+               [&] { return mccl::reduce_scatter(planner_, me(), inputs, out, elements); });
 }
 
 ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::reduce_scatter(Tensors& outputs, TensorLists& inputs,

@@ -21,8 +21,8 @@ class ProcessGroupMCCL : public c10d::Backend {
   // Connects to ranks that have no connection yet; blocks; called without any lock held.
   using Connector = std::function<void(const std::vector<int32_t>&)>;
 
-  ProcessGroupMCCL(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, std::chrono::milliseconds timeout,
-                   Connector connector);
+  ProcessGroupMCCL(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, Planner planner,
+                   std::chrono::milliseconds timeout, Connector connector);
   ~ProcessGroupMCCL() override;
 
   const std::string getBackendName() const override { return "mccl"; }
@@ -70,6 +70,7 @@ class ProcessGroupMCCL : public c10d::Backend {
 
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<Group> group_;
+  const Planner planner_;
   std::chrono::milliseconds timeout_;
   Connector connector_;
   std::atomic<uint64_t> sequence_{0};

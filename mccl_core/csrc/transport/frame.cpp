@@ -33,7 +33,7 @@ struct Wire {
   uint8_t reduce_op;
   uint8_t dtype;
   uint8_t algorithm;
-  uint8_t reserved;
+  uint8_t chunk_count;
   uint32_t crc;
 };
 static_assert(sizeof(Wire) == kHeaderNbytes);
@@ -64,8 +64,15 @@ const char* to_string(OpKind kind) {
   return "unknown op";
 }
 
+OpKind kind_of(const std::string& name) {
+  for (uint8_t i = 0; i < static_cast<uint8_t>(OpKind::kCount); ++i) {
+    if (name == to_string(static_cast<OpKind>(i))) return static_cast<OpKind>(i);
+  }
+  throw_usage("no collective is called " + name);
+}
+
 const char* to_string(Algorithm algorithm) {
-  static constexpr const char* kNames[] = {"", "ring", "recursive doubling"};
+  static constexpr const char* kNames[] = {"", "ring", "recursive_doubling", "circulant", "two_level"};
   return algorithm < Algorithm::kCount ? kNames[static_cast<size_t>(algorithm)] : "unknown algorithm";
 }
 
@@ -78,6 +85,7 @@ std::string Fingerprint::describe() const {
       text += std::string(", ") + to_string(reduce_op);
     }
     if (algorithm != Algorithm::kOnlyOne) text += std::string(", ") + to_string(algorithm);
+    if (chunk_count != 1) text += " in " + std::to_string(chunk_count) + " chunks";
     if (root >= 0) text += ", root " + std::to_string(root);
   }
   return text + ")";
@@ -102,6 +110,7 @@ void encode(const FrameHeader& header, std::byte* out) {
   wire.reduce_op = static_cast<uint8_t>(header.fingerprint.reduce_op);
   wire.dtype = static_cast<uint8_t>(header.fingerprint.dtype);
   wire.algorithm = static_cast<uint8_t>(header.fingerprint.algorithm);
+  wire.chunk_count = header.fingerprint.chunk_count;
   wire.crc = crc32c(&wire, offsetof(Wire, crc));
   std::memcpy(out, &wire, sizeof wire);
 }
@@ -133,7 +142,8 @@ FrameHeader decode(const std::byte* in) {
                         static_cast<DType>(wire.dtype),
                         wire.root,
                         wire.nbytes,
-                        static_cast<Algorithm>(wire.algorithm)};
+                        static_cast<Algorithm>(wire.algorithm),
+                        wire.chunk_count};
   header.offset = wire.offset;
   header.payload_nbytes = wire.payload_nbytes;
   header.credit_nbytes = wire.credit_nbytes;

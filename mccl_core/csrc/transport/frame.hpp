@@ -38,8 +38,10 @@ enum class OpKind : uint8_t {
   kCount,
 };
 const char* to_string(OpKind kind);
+// By the name that to_string() gives; throws Error (kUsage) for any other.
+OpKind kind_of(const std::string& name);
 
-enum class Algorithm : uint8_t { kOnlyOne, kRing, kRecursiveDoubling, kCount };
+enum class Algorithm : uint8_t { kOnlyOne, kRing, kRecursiveDoubling, kCirculant, kTwoLevel, kCount };
 const char* to_string(Algorithm algorithm);
 
 // What all members must agree on. All-to-all sends differently sized blocks: its nbytes is 0.
@@ -50,6 +52,7 @@ struct Fingerprint {
   int32_t root = -1;
   uint64_t nbytes = 0;
   Algorithm algorithm = Algorithm::kOnlyOne;
+  uint8_t chunk_count = 1;
 
   bool operator==(const Fingerprint&) const = default;
   std::string describe() const;

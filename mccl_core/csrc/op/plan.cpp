@@ -1,0 +1,127 @@
+#include "op/plan.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+
+#include "base/error.hpp"
+
+namespace mccl {
+
+namespace {
+constexpr uint64_t kMostChunks = 16;
+// A circulant reduce-scatter works on a copy of its input: worth it only where latency rules.
+constexpr uint64_t kMaxCopied_nbytes = 1u << 20;
+
+double as_double(uint64_t value) { return static_cast<double>(value); }
+int32_t rounds(int32_t world) { return static_cast<int32_t>(std::bit_width(static_cast<uint32_t>(world - 1))); }
+
+// What one rank pays; `n` bytes, `world` ranks.
+struct Cost {
+  const LinkProfile& link;
+
+  double message(double nbytes, double nbytes_per_s) const {
+    return link.latency_s + link.step_s + nbytes / nbytes_per_s;
+  }
+  // A step of a ring overlaps with the latency of the one before.
+  double ring_phase(int32_t world, double block) const {
+    return (world - 1) * (std::max(link.latency_s, block / link.nbytes_per_s) + link.step_s);
+  }
+  double circulant_phase(int32_t world, double block, double nbytes_per_s, int32_t chunks) const {
+    const double own = link.latency_s + chunks * link.step_s;
+    return rounds(world) * own + (world - 1) * block / (nbytes_per_s * link.circulant_share);
+  }
+  double recursive_doubling(int32_t world, double n) const {
+    const auto power = std::bit_floor(static_cast<uint32_t>(world));
+    const int32_t count = std::bit_width(power) - 1 + (static_cast<int32_t>(power) == world ? 0 : 2);
+    return count * message(n, link.nbytes_per_s);
+  }
+  // The largest group is the slowest, and the smallest decides how many share an uplink.
+  double two_level(const std::map<int32_t, int32_t>& sizes, double n, int32_t chunks) const {
+    int32_t smallest = sizes.begin()->second, largest = smallest;
+    for (const auto& [group, size] : sizes) smallest = std::min(smallest, size), largest = std::max(largest, size);
+    const auto groups = static_cast<int32_t>(sizes.size());
+    const double shard = n / smallest;
+    double rate = link.nbytes_per_s;
+    if (link.uplink_nbytes_per_s > 0) rate = std::min(rate, link.uplink_nbytes_per_s / smallest);
+    return 2 * ring_phase(largest, n / largest) + link.latency_s +
+           2 * circulant_phase(groups, shard / groups, rate, chunks);
+  }
+};
+}  // namespace
+
+std::optional<Algorithm> algorithm_of(const std::string& name) {
+  if (name == "auto") return std::nullopt;
+  for (uint8_t i = 1; i < static_cast<uint8_t>(Algorithm::kCount); ++i) {
+    if (name == to_string(static_cast<Algorithm>(i))) return static_cast<Algorithm>(i);
+  }
+  throw_usage("no algorithm is called " + name);
+}
+
+std::vector<Plan> Planner::plans(OpKind kind, int32_t world, uint64_t nbytes) const {
+  if (world < 2 || (kind != OpKind::kAllReduce && kind != OpKind::kAllGather && kind != OpKind::kReduceScatter)) {
+    return {{}};
+  }
+  const Cost cost{profile};
+  const double n = as_double(nbytes);
+  std::vector<Plan> plans;
+  if (kind != OpKind::kAllReduce) {
+    plans.push_back({Algorithm::kRing, 1, cost.ring_phase(world, n) + profile.latency_s});
+    if (kind == OpKind::kAllGather || nbytes * static_cast<uint64_t>(world) <= kMaxCopied_nbytes) {
+      plans.push_back({Algorithm::kCirculant, 1, cost.circulant_phase(world, n, profile.nbytes_per_s, 1)});
+    }
+  } else {
+    const uint64_t wanted = (nbytes + chunk_nbytes - 1) / chunk_nbytes;
+    const auto chunks = static_cast<int32_t>(std::clamp<uint64_t>(wanted, 1, kMostChunks));
+    double ring = 2 * cost.ring_phase(world, n / world) + profile.latency_s;
+    double circulant = 2 * cost.circulant_phase(world, n / world, profile.nbytes_per_s, chunks);
+    std::map<int32_t, int32_t> sizes;
+    for (const int32_t group : group_of_rank) ++sizes[group];
+    if (sizes.size() > 1 && profile.uplink_nbytes_per_s > 0) {
+      // Of a circulant nearly all messages cross between switches. A ring in the order of ranks crosses as often as
+      // neighbours have different switches.
+      int32_t largest = 0;
+      for (const auto& [group, size] : sizes) largest = std::max(largest, size);
+      int32_t crossings = 0;
+      for (size_t r = 0; r < group_of_rank.size(); ++r) {
+        crossings += group_of_rank[r] != group_of_rank[(r + 1) % group_of_rank.size()];
+      }
+      const double bytes = 2.0 * (world - 1) / world * n;
+      circulant = std::max(circulant, bytes * largest / profile.uplink_nbytes_per_s);
+      ring = std::max(ring, bytes * crossings / static_cast<double>(sizes.size()) / profile.uplink_nbytes_per_s);
+    }
+    plans.push_back({Algorithm::kRing, 1, ring});
+    if (nbytes <= recursive_doubling_max_nbytes) {
+      plans.push_back({Algorithm::kRecursiveDoubling, 1, cost.recursive_doubling(world, n)});
+    }
+    if (world > 2) plans.push_back({Algorithm::kCirculant, chunks, circulant});  // with two ranks it is the ring
+    if (sizes.size() > 1) plans.push_back({Algorithm::kTwoLevel, chunks, cost.two_level(sizes, n, chunks)});
+  }
+  std::stable_sort(plans.begin(), plans.end(),
+                   [](const Plan& a, const Plan& b) { return a.predicted_s < b.predicted_s; });
+  return plans;
+}
+
+Plan Planner::plan(OpKind kind, int32_t world, uint64_t nbytes) const {
+  const std::vector<Plan> all = plans(kind, world, nbytes);
+  if (kind == OpKind::kAllReduce && all_reduce_algorithm && world > 1) {
+    for (const Plan& plan : all) {
+      if (plan.algorithm == *all_reduce_algorithm) return plan;
+    }
+  }
+  return all.front();
+}
+
+Schedule Planner::all_reduce(const Plan& plan, Member me, uint64_t nbytes, uint64_t element_nbytes) const {
+  switch (plan.algorithm) {
+    case Algorithm::kRing: return ring_all_reduce(me, nbytes, element_nbytes);
+    case Algorithm::kRecursiveDoubling: return recursive_doubling_all_reduce(me, nbytes);
+    case Algorithm::kCirculant: return circulant_all_reduce(me, nbytes, element_nbytes, plan.chunk_count);
+    case Algorithm::kTwoLevel: return two_level_all_reduce(me, nbytes, element_nbytes, group_of_rank, plan.chunk_count);
+    case Algorithm::kOnlyOne:
+    case Algorithm::kCount: break;
+  }
+  return {};
+}
+
+}  // namespace mccl
