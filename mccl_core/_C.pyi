@@ -1,6 +1,6 @@
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from mccl_core.metrics import OpMetrics
 
@@ -28,3 +28,43 @@ class ProcessGroupMCCL:
 
 # The plan that is used, then all that could be, the fastest first: (algorithm, chunks, seconds).
 def plans(planner: dict[str, Any], collective: str, world: int, nbytes: int) -> list[tuple[str, int, float]]: ...
+
+class Simulation(TypedDict):
+    """What `simulate` says. Seconds count from the first op's time zero."""
+
+    posted_s: list[float]  # by op: when the first rank started it
+    finish_s: list[float]  # by op: when the last rank had finished it; infinite where it could not
+    last_finish_s: float
+    egress_busy_share: list[float]  # by rank
+    uplink_busy_share: list[float]  # by switch; empty where there is one
+    segments: int
+    deadlock: str | None  # who waits for whom
+
+def all_reduce_algorithms() -> list[str]: ...
+def simulate(
+    collective: Literal["all_reduce"],
+    algorithm: str,
+    *,
+    world: int,
+    nbytes: list[int],
+    ready_s: list[float],
+    alpha_s: float,
+    goodput_bytes_per_s: float,
+    segment_nbytes: int,
+    credit_nbytes: int,
+    element_nbytes: int = 4,
+    chunk_count: int = 1,
+    segment_cost_s: float = 0.0,
+    groups: list[int] = ...,
+    uplink_goodput_bytes_per_s: float = 0.0,
+    uplink_latency_s: float = 0.0,
+    max_in_flight: int = 0,
+    delay_s: list[float] = ...,
+    skew_s: float = 0.0,
+    seed: int = 0,
+) -> Simulation:
+    """One collective, or several in flight, on a modelled network (csrc/schedule/simulate.hpp).
+
+    `nbytes` and `ready_s` have one entry an op, in the order in which ranks start them; `groups` (the switch) and
+    `delay_s` one a rank, or none. Raises ValueError for arguments that make no sense.
+    """

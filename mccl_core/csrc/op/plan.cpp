@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/error.hpp"
+#include "schedule/algorithms.hpp"
 
 namespace mccl {
 
@@ -113,15 +114,8 @@ Plan Planner::plan(OpKind kind, int32_t world, uint64_t nbytes) const {
 }
 
 Schedule Planner::all_reduce(const Plan& plan, Member me, uint64_t nbytes, uint64_t element_nbytes) const {
-  switch (plan.algorithm) {
-    case Algorithm::kRing: return ring_all_reduce(me, nbytes, element_nbytes);
-    case Algorithm::kRecursiveDoubling: return recursive_doubling_all_reduce(me, nbytes);
-    case Algorithm::kCirculant: return circulant_all_reduce(me, nbytes, element_nbytes, plan.chunk_count);
-    case Algorithm::kTwoLevel: return two_level_all_reduce(me, nbytes, element_nbytes, group_of_rank, plan.chunk_count);
-    case Algorithm::kOnlyOne:
-    case Algorithm::kCount: break;
-  }
-  return {};
+  if (plan.algorithm == Algorithm::kOnlyOne) return {};  // a world of one
+  return all_reduce_generator(to_string(plan.algorithm), {nbytes, element_nbytes, plan.chunk_count, group_of_rank})(me);
 }
 
 }  // namespace mccl

@@ -7,6 +7,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include "torch/plan_bindings.hpp"
 #include "torch/process_group.hpp"
 
 namespace py = pybind11;
@@ -149,6 +150,7 @@ PYBIND11_MODULE(_C, m) {
   });
   py::module_::import("torch.distributed");  // registers c10d::Backend
   bind_engine(m);
+  mccl::bind_plans(m);
   py::class_<ProcessGroupMCCL, c10d::Backend, c10::intrusive_ptr<ProcessGroupMCCL>>(m, "ProcessGroupMCCL")
       .def(py::init(&make_group), py::arg("engine"), py::arg("group_id"), py::arg("rank"), py::arg("members"),
            py::arg("planner"), py::arg("timeout"), py::arg("connect"));
