@@ -41,7 +41,7 @@ class CoreConfig(BaseModel):
         description="What one connection may send before the receiver is ready for it, in bytes.",
     )
     eager_grant_nbytes: Nbytes = Field(
-        128 * KIB, description="From this size on a receiver grants a stream as soon as it is ready for it."
+        4 * MIB, description="From this size on a receiver grants a stream as soon as it is ready for it."
     )
     allreduce_algo: Literal["auto", "ring", "recursive_doubling", "circulant", "two_level"] = Field(
         "auto", description="Algorithm of all-reduce wherever it can be used; `auto` takes the link profile's fastest."
@@ -54,7 +54,7 @@ class CoreConfig(BaseModel):
         256 * KIB, ge=0, le=4 * MIB, description="Recursive doubling is used up to this size: it keeps it in memory."
     )
     chunk_nbytes: int = Field(
-        256 * KIB, ge=KIB, le=64 * MIB, description="A circulant or two-level all-reduce goes in chunks of this size."
+        MIB, ge=KIB, le=64 * MIB, description="A circulant or two-level all-reduce goes in chunks of this size."
     )
     socket_buffer_nbytes: int = Field(
         0, ge=0, le=1024 * MIB, description="Socket buffers, in bytes; 0 leaves it to the system."
