@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mccl_core import _C
-from mccl_core.config import KIB, CoreConfig
+from mccl_core.config import CoreConfig
 
 Row = dict[str, Any]
 
-SEGMENT_NBYTES = 32 * KIB  # moves, and is forwarded, as one
+SEGMENT_NBYTES: int = CoreConfig.model_fields["segment_nbytes"].default
+FORWARD_NBYTES = 0  # what forwarding costs is part of alpha
 RING_MIN_NBYTES: int = CoreConfig.model_fields["ring_min_nbytes"].default
 CREDIT_NBYTES: int = CoreConfig.model_fields["credit_nbytes"].default
 
@@ -53,6 +54,7 @@ class LinkModel:
             alpha_s=self.alpha_s,
             goodput_bytes_per_s=self.goodput_bytes_per_s,
             segment_nbytes=SEGMENT_NBYTES,
+            forward_nbytes=FORWARD_NBYTES,
             credit_nbytes=CREDIT_NBYTES,
             segment_cost_s=self.segment_cost_s,
             groups=list(groups),

@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from line_chart import line_chart
-from link_model import SEGMENT_NBYTES, LinkModel, Row, fit, relative_error
+from link_model import FORWARD_NBYTES, SEGMENT_NBYTES, LinkModel, Row, fit, relative_error
 
 from mccl_core import _C
 
@@ -117,7 +117,7 @@ def write_fleet(rows: list[Row], folder: Path) -> None:
         sys.exit(f"simulate.py: {page} lacks the marks {TABLE_BEGIN} and {TABLE_END}")
     page.write_text(f"{before}{TABLE_BEGIN}\n{fleet_table(rows)}\n{TABLE_END}{after}")
     described = {
-        "model": asdict(LINK) | {"segment_nbytes": SEGMENT_NBYTES},
+        "model": asdict(LINK) | {"segment_nbytes": SEGMENT_NBYTES, "forward_nbytes": FORWARD_NBYTES},
         "backward_s": BACKWARD_S,
         "buckets_nbytes": BUCKETS,
         "command": shlex.join(["python", *sys.argv]),

@@ -47,6 +47,7 @@ def simulate(
     alpha_s: float,
     goodput_bytes_per_s: float,
     segment_nbytes: int,
+    forward_nbytes: int,
     credit_nbytes: int,
     element_nbytes: int = 4,
     segment_cost_s: float = 0.0,
