@@ -107,6 +107,8 @@ def fit(rows: list[Row]) -> LinkModel:
     worlds = sorted({int(row["world"]) for row in rows})
     if len(worlds) != 1:
         raise ValueError(f"a fit needs rows of one world, got worlds {worlds}: choose one with --world")
+    if worlds[0] < 2:
+        raise ValueError("a fit needs rows of at least two ranks: one has nobody to exchange with")
     if len({int(row["bytes"]) for row in rows}) < 2:
         raise ValueError("a fit needs at least two sizes: with one, latency and bandwidth cannot be told apart")
     world = worlds[0]

@@ -157,6 +157,8 @@ def main() -> None:
     parser.add_argument("--world", type=int, help="use only rows of this world for --fit")
     parser.add_argument("--predict", type=Path, nargs="+", metavar="JSON", help="results to compare with the model")
     arguments = parser.parse_args()
+    if min(arguments.worlds) < 2:
+        parser.error("--worlds: one Mac has nobody to exchange with; give numbers from 2 on")
     if arguments.predict and not arguments.fit:
         parser.error("--predict needs --fit: which measurements is the link to be taken from?")
     if not arguments.fit:
