@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 760, 440
-LEFT, RIGHT, TOP, BOTTOM = 80, 200, 50, 60  # margins; the lines' names stand in the right one
+LEFT, RIGHT, TOP, BOTTOM = 90, 200, 50, 60  # margins; the lines' names stand in the right one
 COLOURS = ("#1f5fbf", "#c0392b", "#1e8449", "#8e44ad", "#b9770e", "#117a8b")
 LABEL_DISTANCE = 17.0
 

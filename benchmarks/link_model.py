@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mccl_core import _C
-from mccl_core.config import KIB, CoreConfig
+from mccl_core.config import CoreConfig
 
 Row = dict[str, Any]
 
-SEGMENT_NBYTES = 32 * KIB  # moves, and is forwarded, as one
+SEGMENT_NBYTES: int = CoreConfig.model_fields["segment_nbytes"].default
+FORWARD_NBYTES = 0  # what forwarding costs is part of alpha
 RING_MIN_NBYTES: int = CoreConfig.model_fields["ring_min_nbytes"].default
 CREDIT_NBYTES: int = CoreConfig.model_fields["credit_nbytes"].default
 
@@ -53,6 +54,7 @@ class LinkModel:
             alpha_s=self.alpha_s,
             goodput_bytes_per_s=self.goodput_bytes_per_s,
             segment_nbytes=SEGMENT_NBYTES,
+            forward_nbytes=FORWARD_NBYTES,
             credit_nbytes=CREDIT_NBYTES,
             segment_cost_s=self.segment_cost_s,
             groups=list(groups),
@@ -105,6 +107,8 @@ def fit(rows: list[Row]) -> LinkModel:
     worlds = sorted({int(row["world"]) for row in rows})
     if len(worlds) != 1:
         raise ValueError(f"a fit needs rows of one world, got worlds {worlds}: choose one with --world")
+    if worlds[0] < 2:
+        raise ValueError("a fit needs rows of at least two ranks: one has nobody to exchange with")
     if len({int(row["bytes"]) for row in rows}) < 2:
         raise ValueError("a fit needs at least two sizes: with one, latency and bandwidth cannot be told apart")
     world = worlds[0]

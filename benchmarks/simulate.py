@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from line_chart import line_chart
-from link_model import SEGMENT_NBYTES, LinkModel, Row, fit, relative_error
+from link_model import FORWARD_NBYTES, SEGMENT_NBYTES, LinkModel, Row, fit, relative_error
 
 from mccl_core import _C
 
@@ -117,7 +117,7 @@ def write_fleet(rows: list[Row], folder: Path) -> None:
         sys.exit(f"simulate.py: {page} lacks the marks {TABLE_BEGIN} and {TABLE_END}")
     page.write_text(f"{before}{TABLE_BEGIN}\n{fleet_table(rows)}\n{TABLE_END}{after}")
     described = {
-        "model": asdict(LINK) | {"segment_nbytes": SEGMENT_NBYTES},
+        "model": asdict(LINK) | {"segment_nbytes": SEGMENT_NBYTES, "forward_nbytes": FORWARD_NBYTES},
         "backward_s": BACKWARD_S,
         "buckets_nbytes": BUCKETS,
         "command": shlex.join(["python", *sys.argv]),
@@ -157,6 +157,8 @@ def main() -> None:
     parser.add_argument("--world", type=int, help="use only rows of this world for --fit")
     parser.add_argument("--predict", type=Path, nargs="+", metavar="JSON", help="results to compare with the model")
     arguments = parser.parse_args()
+    if min(arguments.worlds) < 2:
+        parser.error("--worlds: one Mac has nobody to exchange with; give numbers from 2 on")
     if arguments.predict and not arguments.fit:
         parser.error("--predict needs --fit: which measurements is the link to be taken from?")
     if not arguments.fit:

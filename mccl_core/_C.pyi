@@ -51,6 +51,7 @@ def simulate(
     alpha_s: float,
     goodput_bytes_per_s: float,
     segment_nbytes: int,
+    forward_nbytes: int,
     credit_nbytes: int,
     element_nbytes: int = 4,
     chunk_count: int = 1,

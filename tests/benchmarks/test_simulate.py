@@ -59,6 +59,8 @@ def test_a_fit_refuses_rows_that_cannot_tell(link_model: ModuleType) -> None:
         link_model.fit([row, row | {"world": 8}])
     with pytest.raises(ValueError, match="two sizes"):
         link_model.fit([row, row])
+    with pytest.raises(ValueError, match="two ranks"):
+        link_model.fit([row | {"world": 1}])
 
 
 def test_predictions_of_another_world_are_printed_with_their_error(link_model: ModuleType, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ def simulate(algorithm: str = "ring", **changes: Any) -> _C.Simulation:
         "alpha_s": ALPHA_S,
         "goodput_bytes_per_s": GOODPUT,
         "segment_nbytes": 65536,
+        "forward_nbytes": 65536,
         "credit_nbytes": 1 << 22,
     }
     return _C.simulate("all_reduce", algorithm, **(arguments | changes))

@@ -26,9 +26,11 @@ Network network(int32_t world, double alpha_s = kAlpha_s) {
   return result;
 }
 
+// Segments are forwarded as a whole, unless a test says otherwise.
 SimulationOptions options(uint64_t segment_nbytes = 64 << 10) {
   SimulationOptions result;
   result.segment_nbytes = segment_nbytes;
+  result.forward_nbytes = segment_nbytes;
   result.credit_nbytes = 4 << 20;
   return result;
 }
@@ -39,7 +41,7 @@ std::vector<SimulatedOp> same_ops(size_t count, Generator generator, double read
 }
 
 std::vector<SimulatedOp> all_reduce(const char* algorithm, uint64_t nbytes, size_t count = 1) {
-  return same_ops(count, all_reduce_generator(algorithm, {nbytes, 4, {}}));
+  return same_ops(count, all_reduce_generator(algorithm, {nbytes, 4, 1, {}}));
 }
 
 // Rank 0 sends rank 1 one message.
@@ -104,6 +106,43 @@ TEST_CASE("a ring of small blocks takes 2(N-1) latencies") {
   const int32_t world = 100;
   const auto result = simulate(network(world), all_reduce("ring", 100 * 4), options());
   CHECK(result.last_finish_s == about(2 * (world - 1) * (kAlpha_s + 4e-9)));
+}
+
+TEST_CASE("forwarded byte by byte, hops overlap whatever the segment") {
+  const int32_t world = 10;
+  SimulationOptions fluid = options(1 << 20);
+  fluid.forward_nbytes = 0;
+  const auto ring_s = [&](double block_s) {
+    const auto nbytes = static_cast<uint64_t>(std::llround(block_s * kGoodput)) * world;
+    return simulate(network(world), all_reduce("ring", nbytes), fluid).last_finish_s;
+  };
+  const int32_t hops = 2 * (world - 1);
+  CHECK(ring_s(100e-6) == about(hops * kAlpha_s + 100e-6));  // bound by latency
+  CHECK(ring_s(500e-6) == about(hops * 500e-6 + kAlpha_s));  // by bandwidth
+  fluid.forward_nbytes = 40'000;                             // a hop takes that much longer
+  CHECK(ring_s(100e-6) == about(hops * (kAlpha_s + 40e-6) + 60e-6));
+  fluid.forward_nbytes = 0;
+  fluid.segment_nbytes = 7'000;
+  CHECK(ring_s(100e-6) == about(hops * kAlpha_s + 100e-6));
+}
+
+TEST_CASE("what waits for the whole waits for its last byte") {
+  const auto relay = [](GateKind kind) {
+    return [=](Member me) {
+      Schedule schedule;
+      if (me.rank > 0) set_copy(schedule.steps.emplace_back(), me.rank - 1, {0, 1'000'000});
+      const Gate gate = me.rank > 0 ? Gate{kind, 0} : Gate{};
+      if (me.rank + 1 < me.world) schedule.steps.push_back(send_step(me.rank + 1, {0, 1'000'000}, gate));
+      return schedule;
+    };
+  };
+  SimulationOptions fluid = options(400'000);
+  fluid.forward_nbytes = 0;
+  const auto relayed_s = [&](GateKind kind) {
+    return simulate(network(4), same_ops(1, relay(kind)), fluid).last_finish_s;
+  };
+  CHECK(relayed_s(GateKind::kReceivedBytes) == about(3 * kAlpha_s + 1e-3));
+  CHECK(relayed_s(GateKind::kReceived) == about(3 * (kAlpha_s + 1e-3)));
 }
 
 TEST_CASE("recursive doubling takes log2 N rounds of everything") {
@@ -243,8 +282,9 @@ TEST_CASE("every algorithm ends without credit, and with one switch or three") {
       CAPTURE(world);
       std::vector<int32_t> groups;
       for (int32_t rank = 0; rank < world; ++rank) groups.push_back(rank * 3 / world);
-      const auto ops = same_ops(3, all_reduce_generator(algorithm, {50'000, 4, groups}));
+      const auto ops = same_ops(3, all_reduce_generator(algorithm, {50'000, 4, 1, groups}));
       SimulationOptions strict = options(7'000);
+      strict.forward_nbytes = world % 2 == 0 ? 0 : 7'000;
       strict.credit_nbytes = 0;
       strict.skew_s = 2e-3;
       strict.seed = 7;

@@ -11,7 +11,7 @@
 namespace mccl {
 
 Simulation::Simulation(const Network& network, std::span<const SimulatedOp> ops, const SimulationOptions& options)
-    : network_(network), ops_(ops), options_(options), ports_(network) {
+    : network_(network), ops_(ops), options_(options), ports_(network, options.forward_nbytes) {
   const auto world = static_cast<size_t>(network.world);
   if (options.segment_nbytes == 0) throw_usage("segments of no bytes");
   if (options.max_in_flight < 0) throw_usage("a negative number of ops in flight", "0 sets no limit");
@@ -84,8 +84,10 @@ void Simulation::handle(const Event& event) {
       break;
     }
     case EventKind::kAtPort: {
-      const Flying& segment = flying_[event.a];
-      push(ports_.arrive(segment.to, segment.nbytes, {now_, segment.last}), EventKind::kDelivered, event.a);
+      Flying& segment = flying_[event.a];
+      const Arrival arrival = ports_.arrive(segment.to, segment.nbytes, {now_, segment.last});
+      segment.last = arrival.complete_at;
+      push(arrival.usable_at, EventKind::kDelivered, event.a);
       break;
     }
     case EventKind::kDelivered: delivered(land(event.a)); break;
@@ -93,7 +95,7 @@ void Simulation::handle(const Event& event) {
     case EventKind::kGate: look_again(op, rank); break;
     case EventKind::kGranted: granted(op, rank); break;
     case EventKind::kCredit: credit_returned(land(event.a)); break;
-    case EventKind::kLeft: settle_if_complete(op, rank); break;
+    case EventKind::kSettles: settle_if_complete(op, rank); break;
     case EventKind::kEgress:
       rank_state(rank).egress_event = false;
       send_next(rank);
@@ -152,7 +154,7 @@ void Simulation::post(int32_t op, int32_t rank) {
   OpProgress& p = progress(op, rank);
   p.posted = true;
   for (size_t i = 0; i < p.out.size(); ++i) mark_ready(op, rank, i);
-  push(now_, p.complete() ? EventKind::kLeft : EventKind::kGate, static_cast<uint32_t>(rank),
+  push(now_, p.complete() ? EventKind::kSettles : EventKind::kGate, static_cast<uint32_t>(rank),
        static_cast<uint32_t>(op));
 }
 
@@ -161,6 +163,7 @@ void Simulation::delivered(const Flying& segment) {
   InProgress& in = p.in[static_cast<size_t>(segment.stream)];
   in.parked += segment.nbytes;
   in.on_credit += segment.on_credit;
+  in.complete_at = std::max(in.complete_at, segment.last);
   if (!p.posted) return;
   drain(p, segment.op, segment.to, static_cast<size_t>(segment.stream));
   if (p.waits) look_again(segment.op, segment.to);
@@ -184,7 +187,7 @@ void Simulation::drain(OpProgress& p, int32_t op, int32_t rank, size_t index) {
     const auto& parts = p.plan().out[i].parts;
     if (p.out[i].part == parts.size()) continue;
     const Part& part = parts[p.out[i].part];
-    const bool on_receive = part.gate == GateKind::kReceived || part.gate == GateKind::kReceivedBytes;
+    const bool on_receive = part.gate == GateKind::kReceivedBytes || part.gate == GateKind::kReceived;
     if (on_receive && static_cast<size_t>(part.gate_stream) == index) mark_ready(op, rank, i);
   }
 }
@@ -248,7 +251,7 @@ void Simulation::look_again(int32_t op, int32_t rank) {
   }
   for (size_t i = 0; i < p.out.size(); ++i) {
     const auto& parts = p.plan().out[i].parts;
-    if (p.out[i].part < parts.size() && parts[p.out[i].part].gate == GateKind::kSent) mark_ready(op, rank, i);
+    if (p.out[i].part < parts.size() && parts[p.out[i].part].gate != GateKind::kReceivedBytes) mark_ready(op, rank, i);
   }
   send_next(rank);
   settle_if_complete(op, rank);
@@ -257,8 +260,8 @@ void Simulation::look_again(int32_t op, int32_t rank) {
 void Simulation::settle_if_complete(int32_t op, int32_t rank) {
   ProgressPtr& p = progress_ptr(op, rank);
   if (!p || !p->posted || !p->complete()) return;
-  if (p->left_at() > now_) {
-    push(p->left_at(), EventKind::kLeft, static_cast<uint32_t>(rank), static_cast<uint32_t>(op));
+  if (p->settles_at() > now_) {
+    push(p->settles_at(), EventKind::kSettles, static_cast<uint32_t>(rank), static_cast<uint32_t>(op));
     return;
   }
   p.reset();

@@ -3,7 +3,7 @@
 // op first, several ops in flight; the wire is Hockney's: alpha seconds of latency, then so many bytes a second.
 //
 // Every port passes one segment at a time, in the order of arrival, each way on its own; the switch between them stores
-// without limit. A segment can be used, and sent on, once it is there as a whole: a smaller segment is a finer model.
+// without limit. What has arrived of a segment can be sent on in pieces, while the rest arrives.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,8 @@ struct SimulatedOp {
 };
 
 struct SimulationOptions {
-  uint64_t segment_nbytes = 0;  // what moves, and is forwarded, as one
+  uint64_t segment_nbytes = 0;  // the most that moves as one
+  uint64_t forward_nbytes = 0;  // the pieces in which it can be sent on: 0 byte by byte, segment_nbytes as a whole
   uint64_t credit_nbytes = 0;   // of one connection, for bytes that are sent before they are granted
   int32_t max_in_flight = 0;    // ops that a rank has under way at once; 0: all that are ready
   std::vector<double> delay_s;  // by rank: it is ready that much later for all ops; empty: none

@@ -22,8 +22,9 @@ uint64_t Simulation::sendable_nbytes(int32_t op, int32_t rank, size_t index, boo
   const Stream& stream = mine.plan().out[index];
   const uint64_t open = mine.open_nbytes(index, now_);
   if (open == 0) {
-    const bool on_send = out.part < stream.parts.size() && stream.parts[out.part].gate == GateKind::kSent;
-    if (on_send) await(mine, op, rank, stream.parts[out.part]);  // drain() sees to the others
+    if (out.part == stream.parts.size()) return 0;
+    const Part& part = stream.parts[out.part];
+    if (part.gate != GateKind::kReceivedBytes) await(mine, op, rank, part);  // drain() sees to those
     return 0;
   }
   const uint64_t n = std::min(open, options_.segment_nbytes);
@@ -115,7 +116,7 @@ void Simulation::put(int32_t rank, ReadyStream chosen, uint64_t nbytes, bool on_
   const auto a = static_cast<uint32_t>(rank);
   const auto b = static_cast<uint32_t>(chosen.op);
   if (part_done && p.waits) push(leaving.last, EventKind::kGate, a, b);
-  if (p.complete()) push(leaving.last, EventKind::kLeft, a, b);
+  if (p.complete()) push(leaving.last, EventKind::kSettles, a, b);
   ++segments_;
   route({chosen.op, rank, peer, p.out[index].peer_index, nbytes, on_credit ? nbytes : 0, 0}, leaving);
 }
@@ -124,7 +125,9 @@ void Simulation::route(const Flying& segment, Passage leaving) {
   const uint32_t slot = fly(segment);
   if (ports_.one_switch()) {
     const Passage travelled = ports_.travel(leaving);
-    push(ports_.arrive(segment.to, segment.nbytes, travelled), EventKind::kDelivered, slot);
+    const Arrival arrival = ports_.arrive(segment.to, segment.nbytes, travelled);
+    flying_[slot].last = arrival.complete_at;
+    push(arrival.usable_at, EventKind::kDelivered, slot);
     return;
   }
   const bool crosses = ports_.crosses(segment.from, segment.to);

@@ -16,19 +16,21 @@ Ticks to_ticks(double seconds) {
 
 double to_seconds(Ticks ticks) { return static_cast<double>(ticks) * 1e-12; }
 
+Ticks Port::takes(uint64_t nbytes) const { return std::llround(static_cast<double>(nbytes) * ticks_per_byte_); }
+
 Passage Port::pass(Passage arriving, uint64_t nbytes) {
-  const Ticks takes = std::llround(static_cast<double>(nbytes) * ticks_per_byte_);
   const Ticks first = std::max(arriving.first, free_at_);
-  free_at_ = first + takes;
-  busy_ += takes;
+  free_at_ = first + takes(nbytes);
+  busy_ += takes(nbytes);
   // A port faster than the one before it still waits for the last byte; it is free for others in between.
   return {first, std::max(free_at_, arriving.last)};
 }
 
-Ports::Ports(const Network& network)
+Ports::Ports(const Network& network, uint64_t forward_nbytes)
     : alpha_(to_ticks(network.alpha_s)),
       uplink_latency_(to_ticks(network.uplink_latency_s)),
       segment_cost_(to_ticks(network.segment_cost_s)),
+      forward_nbytes_(forward_nbytes),
       group_of_rank_(network.group_of_rank) {
   if (network.world < 1) throw_usage("a simulated world of " + std::to_string(network.world) + " ranks");
   const auto world = static_cast<size_t>(network.world);
@@ -67,12 +69,15 @@ Passage Ports::descend(int32_t to, uint64_t nbytes, Passage crossing) {
   return down_[group(to)].pass(crossing, nbytes);
 }
 
-Ticks Ports::arrive(int32_t rank, uint64_t nbytes, Passage arriving) {
-  const Ticks there = ingress_[static_cast<size_t>(rank)].pass(arriving, nbytes).last;
-  if (segment_cost_ == 0) return there;
-  Ticks& free_at = processor_free_at_[static_cast<size_t>(rank)];
-  free_at = std::max(free_at, there) + segment_cost_;
-  return free_at;
+Arrival Ports::arrive(int32_t rank, uint64_t nbytes, Passage arriving) {
+  Port& port = ingress_[static_cast<size_t>(rank)];
+  Ticks complete_at = port.pass(arriving, nbytes).last;
+  if (segment_cost_ > 0) {
+    Ticks& free_at = processor_free_at_[static_cast<size_t>(rank)];
+    complete_at = free_at = std::max(free_at, complete_at) + segment_cost_;
+  }
+  // The last piece is sent on once it is there, and those before it right before it.
+  return {complete_at - port.takes(nbytes - std::min(nbytes, forward_nbytes_)), complete_at};
 }
 
 double Ports::egress_busy_share(int32_t rank, Ticks until) const {

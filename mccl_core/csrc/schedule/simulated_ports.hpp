@@ -18,10 +18,16 @@ struct Passage {
   Ticks last;
 };
 
+struct Arrival {
+  Ticks usable_at;    // from now on it can be sent on at the port's rate without running ahead of what arrives
+  Ticks complete_at;  // all of it is there
+};
+
 // Passes one segment after another, each in one go.
 class Port {
  public:
   explicit Port(double goodput_bytes_per_s) : ticks_per_byte_(1e12 / goodput_bytes_per_s) {}
+  Ticks takes(uint64_t nbytes) const;
   Passage pass(Passage arriving, uint64_t nbytes);
   Ticks free_at() const { return free_at_; }
   Ticks busy() const { return busy_; }
@@ -34,7 +40,7 @@ class Port {
 
 class Ports {
  public:
-  explicit Ports(const Network& network);  // throws Error (kUsage)
+  Ports(const Network& network, uint64_t forward_nbytes);  // throws Error (kUsage)
 
   // With one switch, segments arrive in the order in which they leave: the way to a port needs no event of its own.
   bool one_switch() const { return up_.empty(); }
@@ -47,8 +53,8 @@ class Ports {
   Passage descend(int32_t to, uint64_t nbytes, Passage crossing);
   // From the last switch to the peer's port.
   Passage travel(Passage leaving) const { return {leaving.first + alpha_, leaving.last + alpha_}; }
-  // Through the port and the processor behind it. Returns when the bytes can be used.
-  Ticks arrive(int32_t rank, uint64_t nbytes, Passage arriving);
+  // Through the port and the processor behind it.
+  Arrival arrive(int32_t rank, uint64_t nbytes, Passage arriving);
 
   double egress_busy_share(int32_t rank, Ticks until) const;
   std::vector<double> uplink_busy_share(Ticks until) const;
@@ -61,6 +67,7 @@ class Ports {
   Ticks alpha_;
   Ticks uplink_latency_;
   Ticks segment_cost_;
+  uint64_t forward_nbytes_;
   std::vector<int32_t> group_of_rank_;
   std::vector<Port> egress_, ingress_;  // by rank
   std::vector<Port> up_, down_;         // by switch; empty where there is one

@@ -17,7 +17,17 @@
 namespace mccl {
 
 // At the same time, in this order: what has arrived counts before a rank chooses what to send.
-enum class EventKind : uint8_t { kAtDownlink, kAtPort, kDelivered, kReady, kGate, kGranted, kCredit, kLeft, kEgress };
+enum class EventKind : uint8_t {
+  kAtDownlink,
+  kAtPort,
+  kDelivered,
+  kReady,
+  kGate,
+  kGranted,
+  kCredit,
+  kSettles,
+  kEgress
+};
 
 struct Event {
   Ticks at;
@@ -33,7 +43,7 @@ struct Flying {
   int32_t op, from, to, stream;  // of `to`'s plan
   uint64_t nbytes;
   uint64_t on_credit;
-  Ticks last;
+  Ticks last;  // when its last byte gets there
 };
 
 struct ReadyStream {

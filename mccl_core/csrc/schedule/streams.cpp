@@ -78,7 +78,12 @@ Ticks OpProgress::gate_opens_at(const Part& part) const {
   switch (part.gate) {
     case GateKind::kOpen: return 0;
     case GateKind::kReceived:
-    case GateKind::kReceivedBytes: return in[stream].part > index ? 0 : kNeverTicks;
+    case GateKind::kReceivedBytes: {
+      const InProgress& gate = in[stream];
+      if (gate.part <= index) return kNeverTicks;
+      // Bytes of a later part come only once this one is complete.
+      return gate.part == index + 1 && gate.received == 0 && gate.parked == 0 ? gate.complete_at : 0;
+    }
     case GateKind::kSent: {
       const OutProgress& gate = out[stream];
       if (gate.part <= index) return kNeverTicks;
@@ -109,7 +114,7 @@ bool OpProgress::sent(size_t out_index, uint64_t nbytes, Ticks leaves_at) {
   OutProgress& progress = out[out_index];
   progress.sent += nbytes;
   progress.leaves_at = leaves_at;
-  left_at_ = std::max(left_at_, leaves_at);
+  settles_at_ = std::max(settles_at_, leaves_at);
   todo_nbytes_ -= nbytes;
   if (progress.sent < plan_->out[out_index].parts[progress.part].nbytes) return false;
   ++progress.part;
@@ -132,6 +137,7 @@ uint64_t OpProgress::drain(size_t in_index, Ticks now) {
       progress.received = 0;
     }
   }
+  if (taken > 0) settles_at_ = std::max(settles_at_, progress.complete_at);
   todo_nbytes_ -= taken;
   return taken;
 }

@@ -53,10 +53,11 @@ struct OutProgress {
 
 struct InProgress {
   size_t part = 0;         // being received
-  uint64_t received = 0;   // of that part
+  uint64_t received = 0;   // of that part: can be used, and is about to be complete
   uint64_t parked = 0;     // arrived behind a gate
   uint64_t on_credit = 0;  // of the parked bytes
   size_t granted = 0;      // parts that the sender may send without credit
+  Ticks complete_at = 0;   // when all that has come so far is there
   bool starved = false;    // its sender waits for a grant
 };
 
@@ -77,7 +78,7 @@ class OpProgress {
   size_t grant(size_t in_index, Ticks now);
 
   bool complete() const { return todo_nbytes_ == 0; }
-  Ticks left_at() const { return left_at_; }  // when its last bytes sent have left
+  Ticks settles_at() const { return settles_at_; }  // when its last bytes so far have left, and are there
 
   const StreamPlan& plan() const { return *plan_; }
   std::vector<OutProgress> out;
@@ -88,7 +89,7 @@ class OpProgress {
  private:
   std::shared_ptr<const StreamPlan> plan_;
   uint64_t todo_nbytes_;
-  Ticks left_at_ = 0;
+  Ticks settles_at_ = 0;
 };
 
 }  // namespace mccl
