@@ -18,7 +18,7 @@ struct AllRules {
   static constexpr bool kWaitForRelease = true;    // O2
   static constexpr bool kOneThread = true;         // O3
   static constexpr bool kWordPerOp = true;         // else one counter releases all ops
-  static constexpr bool kReuseAfterWait = true;    // else a slot is free as soon as its wait has been encoded
+  static constexpr bool kReuseAfterWait = true;    // else a slot is free while its op is in flight
   static constexpr bool kHoldBuffers = true;       // else the framework alone keeps them
 };
 
@@ -59,6 +59,7 @@ class BasicStreamHandOff final : public HandOff {
     } else {
       ticket->reached();
     }
+    if constexpr (!Rules::kReuseAfterWait) slots_->give_back(*ticket->slot_);
   }
 
   void wait_released(const TicketPtr& ticket) override {
@@ -76,7 +77,6 @@ class BasicStreamHandOff final : public HandOff {
     }
     shim_.encode_signal(word, ticket->done_value_);
     shim_.notify(word, ticket->done_value_, [ticket] { ticket->retire(); });
-    if constexpr (!Rules::kReuseAfterWait) slots_->give_back(*std::exchange(ticket->slot_, nullptr));
   }
 
   void adopt_this_thread() override {
