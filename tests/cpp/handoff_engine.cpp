@@ -326,6 +326,7 @@ TEST_CASE("engine: what stays on a rank is copied after the kernels that write i
       const auto op = all_gather(rank.me(), in.memory, blocks, DType::kFloat32);
       started.push_back({op, submit(rank.engine, rank.group, op, device.hand_off, {in, out}, inputs.back())});
       CHECK(op->state() == OpState::kInFlight);
+      CHECK((*outputs.back())[1000 * static_cast<size_t>(r)] == -1);
     }
     kernels_may_end.open();
     for (int r = 0; r < world; ++r) {

@@ -311,7 +311,11 @@ TEST_CASE("private memory goes through a staging copy on either side of the engi
   const HostView input = hand_off.host_view({device, sizeof(int), sizeof(int), false});
   const HostView output = hand_off.host_view({device, 2 * sizeof(int), sizeof(int), true});
   CHECK(input.memory.data != reinterpret_cast<std::byte*>(device + 1));
-  stream.encode_kernel([&] { device[1] = 20; });
+  Latch kernel_may_end;
+  stream.encode_kernel([&] {
+    kernel_may_end.pass();
+    device[1] = 20;
+  });
   const auto ticket = hand_off.begin({input, output}, nullptr);
   hand_off.signal_ready(ticket);
   ticket->on_ready([&] {
@@ -325,9 +329,12 @@ TEST_CASE("private memory goes through a staging copy on either side of the engi
   });
   int seen = 0;
   hand_off.wait_released(ticket);
-  stream.encode_kernel([&] { seen = device[2]; });
+  stream.encode_kernel([&] { seen = device[2]++; });
+  hand_off.wait_released(ticket);  // must not copy back a second time
+  kernel_may_end.open();
   stream.synchronize();
   CHECK(seen == 21);
+  CHECK(device[2] == 22);
   CHECK(device[1] == 20);
 }
 

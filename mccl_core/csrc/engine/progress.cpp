@@ -180,7 +180,7 @@ void Engine::leave_tables(Operation& op) {
 }
 
 void Engine::settle_if_complete(const std::shared_ptr<Operation>& op) {
-  if (op->finished || op->todo_nbytes > 0 || !op->ready) return;
+  if (op->finished || op->todo_nbytes > 0) return;
   leave_tables(*op);
   KindCounters& counter = counters_[static_cast<size_t>(op->fingerprint.kind)];
   ++counter.count;
