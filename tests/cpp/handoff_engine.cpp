@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <functional>
@@ -313,7 +314,7 @@ TEST_CASE("engine: what stays on a rank is copied after the kernels that write i
       devices.push_back(std::make_unique<Device>(static_cast<unsigned>(r)));
       Device& device = *devices.back();
       inputs.push_back(floats(1000, -1));
-      outputs.push_back(floats(1000 * static_cast<size_t>(world), -1));
+      outputs.push_back(floats(1000 * static_cast<size_t>(world), -2));
       device.stream.encode_kernel([&, r, input = inputs.back()] {
         kernels_may_end.pass();
         std::ranges::fill(*input, static_cast<float>(r + 1));
@@ -326,7 +327,7 @@ TEST_CASE("engine: what stays on a rank is copied after the kernels that write i
       const auto op = all_gather(rank.me(), in.memory, blocks, DType::kFloat32);
       started.push_back({op, submit(rank.engine, rank.group, op, device.hand_off, {in, out}, inputs.back())});
       CHECK(op->state() == OpState::kInFlight);
-      CHECK((*outputs.back())[1000 * static_cast<size_t>(r)] == -1);
+      CHECK((*outputs.back())[1000 * static_cast<size_t>(r)] == -2);
     }
     kernels_may_end.open();
     for (int r = 0; r < world; ++r) {
@@ -340,4 +341,32 @@ TEST_CASE("engine: what stays on a rank is copied after the kernels that write i
     }
     leave(ranks);
   }
+}
+
+TEST_CASE("engine: every collective copies the block that stays on its rank") {
+  auto ranks = make_ranks(1);
+  Device device(1);
+  const Elements sum{DType::kFloat32, ReduceOp::kSum};
+  const auto kinds = std::to_array<std::function<OperationPtr(Buffer, Buffer)>>({
+      [&](Buffer in, Buffer out) { return all_gather(ranks[0].me(), in, {out}, DType::kFloat32); },
+      [&](Buffer in, Buffer out) { return reduce_scatter(ranks[0].me(), {in}, out, sum); },
+      [&](Buffer in, Buffer out) { return gather(ranks[0].me(), 0, in, {out}, DType::kFloat32); },
+      [&](Buffer in, Buffer out) { return scatter(ranks[0].me(), 0, {in}, out, DType::kFloat32); },
+      [&](Buffer in, Buffer out) { return all_to_all(ranks[0].me(), {in}, {out}, DType::kFloat32); },
+  });
+  for (const auto& kind : kinds) {
+    const Floats input = floats(100, 0), output = floats(100, -1);
+    const HostView in = device.hand_off.host_view(tensor_of(input));
+    const HostView out = device.hand_off.host_view(tensor_of(output));
+    device.stream.encode_kernel([input] { std::ranges::fill(*input, 5.0f); });
+    const auto op = kind(in.memory, out.memory);
+    CHECK(output->front() == -1);
+    const auto ticket = submit(ranks[0].engine, ranks[0].group, op, device.hand_off, {in, out}, output);
+    device.hand_off.wait_released(ticket);
+    device.stream.synchronize();
+    op->wait(-1);
+    CHECK(output->front() == 5);
+    CHECK(output->back() == 5);
+  }
+  leave(ranks);
 }
