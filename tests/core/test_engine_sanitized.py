@@ -6,16 +6,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.cpp import build_program
+from support.cpp import ADDRESS_SANITIZER, THREAD_SANITIZER, build_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="module", params=["thread", "address,undefined"])
-def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[THREAD_SANITIZER, ADDRESS_SANITIZER], ids=["thread", "address"])
+def program(request: pytest.FixtureRequest) -> Path:
     """tests/cpp/engine_stress.cpp, built with a sanitizer."""
-    options = [f"-DMCCL_SANITIZE={request.param}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"]
-    return build_program("engine_stress", tmp_path_factory.mktemp("build"), *options)
+    return build_program("engine_stress", request.param)
 
 
 @pytest.mark.parametrize("credit_nbytes", [1 << 20, 1 << 16], ids=["credit", "grants"])

@@ -131,6 +131,7 @@ void Engine::build_streams(Operation& op, const StreamKey& key) {
 void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& op,
                     const PointToPoint* point_to_point) {
   if (abandoned_) throw_usage("this process was forked from a rank", "Call init_process_group in the child first");
+  if (op->ready) op->copy_own_blocks();
   Lock lock(*this);
   if (group->failure) throw *group->failure;
   if (group->closed) throw_usage("this group was destroyed", "Make a new group with torch.distributed.new_group");
@@ -173,6 +174,22 @@ void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<O
     if (stream->announced && !matches(*stream)) return;  // the group has failed; the op tells
   }
   if (!claims_all(*group, key, point_to_point)) return;
+  if (op->ready) start(op, lock);
+}
+
+void Engine::set_ready(const std::shared_ptr<Operation>& op) {
+  if (abandoned_) return;
+  Lock lock(*this);
+  if (op->finished || op->ready) return;
+  ++op->pins;  // should it fail meanwhile, its buffers stay
+  lock.unlock();
+  op->copy_own_blocks();
+  lock.lock();
+  if (!op->finished && !std::exchange(op->ready, true)) start(op, lock);
+  unpin(op);
+}
+
+void Engine::start(const std::shared_ptr<Operation>& op, Lock& lock) {
   // Sends first: what a peer waits for goes out before what has arrived is looked at.
   for (const auto& stream : op->out) mark_ready(*stream);
   for (size_t i = 0; i < op->out.size() && !op->finished; ++i) {

@@ -57,6 +57,9 @@ class Engine {
   // Starts the op. Never blocks on the network. Throws the group's Error where it failed or a peer has left.
   void submit(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& op,
               const PointToPoint* point_to_point = nullptr);
+  // The buffers of an op that was submitted with `ready` off have been written: it may start. Any thread; idempotent,
+  // and nothing happens where the op is over already.
+  void set_ready(const std::shared_ptr<Operation>& op);
 
   Counters counters() const;
   void reset_counters();
@@ -96,6 +99,7 @@ class Engine {
 
   // --- engine.cpp ---
   void build_streams(Operation& op, const StreamKey& key);
+  void start(const std::shared_ptr<Operation>& op, Lock& lock);
   InStream& in_stream(Connection& connection, const StreamKey& key);
   void attach(Group& group);
   void replay_notices(uint64_t group);

@@ -337,6 +337,14 @@ ErrorInfo Engine::describe_wait(const Operation& op) const {
   info.code = Code::kTimeout;
   info.op = to_string(op.fingerprint.kind);
   info.ticket = op.ticket;
+  if (!op.ready) {
+    info.peer = op.group->rank;
+    info.detail = "has not computed this op's tensor in time";
+    info.advice =
+        "See what keeps its device busy; for slow work raise the timeout of init_process_group or new_group. " +
+        std::string(kRestart);
+    return info;
+  }
   for (const InStream* stream : op.in) {
     if (stream->cursor < stream->steps.size()) {
       info.peer = stream->peer;

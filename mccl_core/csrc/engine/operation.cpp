@@ -1,8 +1,17 @@
 #include "engine/operation.hpp"
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace mccl {
+
+namespace {
+bool is_floating_point(DType dtype) {
+  constexpr DType kFloats[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64};
+  return std::ranges::find(kFloats, dtype) != std::end(kFloats);
+}
+}  // namespace
 
 bool Operation::wait(int64_t timeout_ms) {
   std::unique_lock lock(mutex_);
@@ -35,6 +44,26 @@ void Operation::on_settled(std::function<void()> callback) {
     }
   }
   callback();
+}
+
+void Operation::copy_own_blocks() const {
+  for (const auto& [from, to] : own_blocks) {
+    MCCL_ASSERT(from.nbytes == to.nbytes);
+    if (from.nbytes > 0 && from.data != to.data) std::memmove(to.data, from.data, from.nbytes);
+  }
+}
+
+void Operation::invalidate_result() const {
+  if (!is_floating_point(fingerprint.dtype)) return;
+  for (const Step& step : steps) {
+    Range left = step.recv;
+    while (step.recv_peer >= 0 && left.nbytes > 0) {
+      const Buffer part = buffers.front(left);
+      std::memset(part.data, 0xFF, part.nbytes);  // all ones are a NaN in every one of these formats
+      left.offset += part.nbytes;
+      left.nbytes -= part.nbytes;
+    }
+  }
 }
 
 std::vector<std::function<void()>> Operation::settle() {

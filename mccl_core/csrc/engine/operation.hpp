@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -86,6 +87,12 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // Runs `callback` on the engine's completion thread, or here and now if the op has settled already.
   void on_settled(std::function<void()> callback);
 
+  // Copies `own_blocks`. On the thread that submits the op or makes it ready.
+  void copy_own_blocks() const;
+  // Fills what would have been received with NaN, if it is floating-point: for a failed op whose reader does not see
+  // the error. Only once the op has settled.
+  void invalidate_result() const;
+
   // --- set before submission ---
   Fingerprint fingerprint;
   std::vector<Step> steps;
@@ -97,8 +104,13 @@ class Operation : public std::enable_shared_from_this<Operation> {
   TimePoint deadline = kNever;
   // Runs on the completion thread before the op settles as done (copying a staged result back).
   std::function<void()> finalizer;
-  std::shared_ptr<void> keep_alive;        // owners of the caller's buffers
-  std::shared_ptr<std::byte[]> workspace;  // memory of the op's own that is among its buffers
+  // What stays on this rank: copied, in this order, once the op is ready. Both sides of a pair have the same size.
+  std::vector<std::pair<Buffer, Buffer>> own_blocks;  // from, to
+  std::shared_ptr<void> keep_alive;                   // owners of the caller's buffers
+  std::shared_ptr<std::byte[]> workspace;             // memory of the op's own that is among its buffers
+  // False while kernels on a device are still to write the buffers: the op takes its place in the group's order, but
+  // nothing reads or writes the buffers before Engine::set_ready. Under the engine's lock from submission on.
+  bool ready = true;
 
   // --- owned by the engine, under its lock ---
   std::shared_ptr<Group> group;

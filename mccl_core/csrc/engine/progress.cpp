@@ -16,8 +16,8 @@ bool Engine::gate_open(const Operation& op, const Gate& gate) {
 
 // How many bytes of the stream's current step may be sent now.
 uint64_t Engine::open_nbytes(const OutStream& stream) {
-  if (stream.cursor == stream.steps.size()) return 0;
   const Operation& op = *stream.op;
+  if (stream.cursor == stream.steps.size() || !op.ready) return 0;
   const auto index = static_cast<size_t>(stream.steps[stream.cursor]);
   const Step& step = op.steps[index];
   const uint64_t sent = op.states[index].sent;
@@ -28,14 +28,15 @@ uint64_t Engine::open_nbytes(const OutStream& stream) {
 }
 
 bool Engine::can_consume(const InStream& stream) {
-  if (stream.op == nullptr || stream.busy || stream.cursor == stream.steps.size()) return false;
+  if (stream.op == nullptr || !stream.op->ready || stream.busy || stream.cursor == stream.steps.size()) return false;
   const Step& step = stream.op->steps[static_cast<size_t>(stream.steps[stream.cursor])];
   return gate_open(*stream.op, step.recv_gate);
 }
 
-// Tells the sender up to where it may send without credit: all steps whose gates are open, one after another.
+// Tells the sender up to where it may send without credit: all steps whose gates are open, one after another; nothing
+// while the op is not ready.
 void Engine::update_grant(InStream& stream) {
-  if (stream.op == nullptr || stream.cursor == stream.steps.size()) return;
+  if (stream.op == nullptr || !stream.op->ready || stream.cursor == stream.steps.size()) return;
   if (stream.nbytes < options_.eager_grant_nbytes && !stream.requested) return;
   uint64_t end = 0;
   for (size_t i = 0; i < stream.steps.size(); ++i) {

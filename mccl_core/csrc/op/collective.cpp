@@ -1,6 +1,5 @@
 #include "op/collective.hpp"
 
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -53,10 +52,6 @@ void check_blocks(Member me, const std::vector<Buffer>& blocks, uint64_t nbytes,
   }
 }
 
-void copy(const Buffer& from, const Buffer& to) {
-  MCCL_ASSERT(from.nbytes == to.nbytes);
-  if (from.nbytes > 0 && from.data != to.data) std::memmove(to.data, from.data, from.nbytes);
-}
 }  // namespace
 
 OperationPtr all_reduce(const Planner& planner, Member me, std::vector<Buffer> data, Elements elements) {
@@ -85,13 +80,15 @@ OperationPtr reduce(Member me, int32_t root, Buffer data, Elements elements) {
 
 OperationPtr all_gather(const Planner& planner, Member me, Buffer input, std::vector<Buffer> outputs, DType dtype) {
   check_blocks(me, outputs, input.nbytes, "all_gather");
-  copy(input, outputs[static_cast<size_t>(me.rank)]);
+  const Buffer own = outputs[static_cast<size_t>(me.rank)];
   const Plan plan = planner.plan(OpKind::kAllGather, me.world, input.nbytes);
   Schedule schedule;
   if (plan.algorithm == Algorithm::kRing) schedule = ring_all_gather(me, input.nbytes);
   if (plan.algorithm == Algorithm::kCirculant) schedule = circulant_all_gather(me, input.nbytes);
-  return make(fingerprint_of(OpKind::kAllGather, {dtype}, input.nbytes, plan), input.nbytes, std::move(schedule),
-              std::move(outputs));
+  auto op = make(fingerprint_of(OpKind::kAllGather, {dtype}, input.nbytes, plan), input.nbytes, std::move(schedule),
+                 std::move(outputs));
+  op->own_blocks = {{input, own}};
+  return op;
 }
 
 OperationPtr reduce_scatter(const Planner& planner, Member me, std::vector<Buffer> inputs, Buffer output,
@@ -106,43 +103,52 @@ OperationPtr reduce_scatter(const Planner& planner, Member me, std::vector<Buffe
     return make_reduction(me, fingerprint, output.nbytes, ring_reduce_scatter(me, output.nbytes), std::move(buffers));
   }
   if (plan.algorithm == Algorithm::kOnlyOne) {
-    copy(inputs[own], output);
-    return make_reduction(me, fingerprint, output.nbytes, {}, {output});
+    auto op = make_reduction(me, fingerprint, output.nbytes, {}, {output});
+    op->own_blocks = {{inputs[own], output}};
+    return op;
   }
   // The sums grow in the output and in a copy of the other blocks.
   const uint64_t n = output.nbytes;
   auto workspace = std::make_shared_for_overwrite<std::byte[]>((inputs.size() - 1) * n);
   std::vector<Buffer> blocks;
+  std::vector<std::pair<Buffer, Buffer>> copies;
   for (size_t i = 0, at = 0; i < inputs.size(); ++i) {
     blocks.push_back(i == own ? output : Buffer{workspace.get() + n * at++, n});
-    if (i != own) copy(inputs[i], blocks.back());
+    if (i != own) copies.emplace_back(inputs[i], blocks.back());
   }
-  copy(inputs[own], output);  // last, since the output may be one of the inputs
+  copies.emplace_back(inputs[own], output);  // last, since the output may be one of the inputs
   auto op = make_reduction(me, fingerprint, n, circulant_reduce_scatter(me, n), std::move(blocks));
+  op->own_blocks = std::move(copies);
   op->workspace = std::move(workspace);
   return op;
 }
 
 OperationPtr gather(Member me, int32_t root, Buffer input, std::vector<Buffer> outputs, DType dtype) {
   check_root(me, root, "gather");
+  std::vector<std::pair<Buffer, Buffer>> own_blocks;
   if (me.rank == root) {
     check_blocks(me, outputs, input.nbytes, "gather");
-    copy(input, outputs[static_cast<size_t>(root)]);
+    own_blocks = {{input, outputs[static_cast<size_t>(root)]}};
   }
   std::vector<Buffer> buffers = me.rank == root ? std::move(outputs) : std::vector<Buffer>{input};
-  return make({OpKind::kGather, ReduceOp::kSum, dtype, root, input.nbytes}, input.nbytes,
-              direct_gather(me, root, input.nbytes), std::move(buffers));
+  auto op = make({OpKind::kGather, ReduceOp::kSum, dtype, root, input.nbytes}, input.nbytes,
+                 direct_gather(me, root, input.nbytes), std::move(buffers));
+  op->own_blocks = std::move(own_blocks);
+  return op;
 }
 
 OperationPtr scatter(Member me, int32_t root, std::vector<Buffer> inputs, Buffer output, DType dtype) {
   check_root(me, root, "scatter");
+  std::vector<std::pair<Buffer, Buffer>> own_blocks;
   if (me.rank == root) {
     check_blocks(me, inputs, output.nbytes, "scatter");
-    copy(inputs[static_cast<size_t>(root)], output);
+    own_blocks = {{inputs[static_cast<size_t>(root)], output}};
   }
   std::vector<Buffer> buffers = me.rank == root ? std::move(inputs) : std::vector<Buffer>{output};
-  return make({OpKind::kScatter, ReduceOp::kSum, dtype, root, output.nbytes}, output.nbytes,
-              direct_scatter(me, root, output.nbytes), std::move(buffers));
+  auto op = make({OpKind::kScatter, ReduceOp::kSum, dtype, root, output.nbytes}, output.nbytes,
+                 direct_scatter(me, root, output.nbytes), std::move(buffers));
+  op->own_blocks = std::move(own_blocks);
+  return op;
 }
 
 OperationPtr all_to_all(Member me, std::vector<Buffer> inputs, std::vector<Buffer> outputs, DType dtype) {
@@ -158,7 +164,7 @@ OperationPtr all_to_all(Member me, std::vector<Buffer> inputs, std::vector<Buffe
                     std::to_string(outputs[own].nbytes) + " to receive",
                 "Input and output splits must agree between all pairs of ranks");
   }
-  copy(inputs[own], outputs[own]);
+  std::vector<std::pair<Buffer, Buffer>> own_blocks{{inputs[own], outputs[own]}};
   std::vector<uint64_t> send_nbytes, recv_nbytes;
   uint64_t total = 0;
   for (const Buffer& buffer : inputs) total += buffer.nbytes, send_nbytes.push_back(buffer.nbytes);
@@ -166,7 +172,9 @@ OperationPtr all_to_all(Member me, std::vector<Buffer> inputs, std::vector<Buffe
   Schedule schedule = pairwise_all_to_all(me, send_nbytes, recv_nbytes);
   std::vector<Buffer> buffers = std::move(inputs);
   buffers.insert(buffers.end(), outputs.begin(), outputs.end());
-  return make({OpKind::kAllToAll, ReduceOp::kSum, dtype, -1, 0}, total, std::move(schedule), std::move(buffers));
+  auto op = make({OpKind::kAllToAll, ReduceOp::kSum, dtype, -1, 0}, total, std::move(schedule), std::move(buffers));
+  op->own_blocks = std::move(own_blocks);
+  return op;
 }
 
 OperationPtr barrier(Member me) {

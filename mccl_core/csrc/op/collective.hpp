@@ -1,9 +1,9 @@
 // From a collective call to an op that the engine can run: checks the sizes, chooses the algorithm, lays out the
 // address space. Knows no torch and no sockets.
 //
-// All functions copy what stays on this rank at once, on the calling thread, and return an op that is ready for
-// Engine::submit. Buffers must stay valid until the op has settled (Operation::keep_alive). They throw Error (kUsage)
-// for sizes that do not fit together.
+// All functions return an op that is complete for Engine::submit; they touch no buffer, since a device may still be
+// writing it (Operation::ready). Buffers must stay valid until the op has settled (Operation::keep_alive). They throw
+// Error (kUsage) for sizes that do not fit together.
 #pragma once
 
 #include <memory>
