@@ -185,7 +185,7 @@ bool tells_everyone(const Problem& barrier) {
 }
 
 void prove(const char* name, int32_t world, uint64_t nbytes, const Problem& problem) {
-  const auto wrong = verify(problem);
+  const auto wrong = verify(problem, world < 1000 ? 2 : 1);
   if (!wrong) return;
   FAIL(name << ", " << world << " ranks, " << nbytes << " bytes: " << *wrong);
 }
@@ -208,7 +208,7 @@ void prove_all_reduce(int32_t world, uint64_t n) {
   prove("circulant all-reduce", world, n, circulant(world, n, 1));
   prove("circulant all-reduce in chunks", world, n, circulant(world, n, 3));
   for (const auto& groups : groupings(world)) {
-    prove("two-level all-reduce", world, n, two_level(world, n, groups, 1));
+    if (world < 1000) prove("two-level all-reduce", world, n, two_level(world, n, groups, 1));
     prove("two-level all-reduce in chunks", world, n, two_level(world, n, groups, 2));
   }
 }
@@ -268,6 +268,15 @@ TEST_CASE("every planted fault is found") {
   plant("ring: a reduction that copies", ring(5, 13), [](Problem& p) { steps(p, 1)[0].action = Action::kCopy; });
   plant("ring: a block sent twice", ring(5, 13), [](Problem& p) { steps(p, 3)[1].send = steps(p, 3)[0].send; });
   plant("ring: a step left out", ring(5, 13), [](Problem& p) { steps(p, 4).pop_back(); });
+  plant("ring: what is still being sent is replaced", ring(5, 13), [](Problem& p) {
+    for (Step& step : steps(p, 2)) step.replaces_sent = -1;
+  });
+  plant("circulant: what is still being sent is replaced", circulant(7, 21, 2), [](Problem& p) {
+    for (Step& step : steps(p, 2)) step.replaces_sent = -1;
+  });
+  plant("two-level: what is still being sent is replaced", two_level(8, 32, groupings(8)[0], 2), [](Problem& p) {
+    for (Step& step : steps(p, 2)) step.replaces_sent = -1;
+  });
   plant("recursive doubling: a receive that does not wait", recursive_doubling(6, 4), [](Problem& p) {
     for (Step& step : steps(p, 1)) step.recv_gate = {};
   });

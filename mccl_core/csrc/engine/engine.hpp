@@ -111,6 +111,7 @@ class Engine {
   // --- progress.cpp ---
   static uint64_t open_nbytes(const OutStream& stream);
   static bool gate_open(const Operation& op, const Gate& gate);
+  static bool receive_open(const Operation& op, const Step& step);
   static bool can_consume(const InStream& stream);
   void update_grant(InStream& stream);
   void drain(InStream& stream, Lock& lock);

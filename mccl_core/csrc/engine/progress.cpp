@@ -14,6 +14,10 @@ bool Engine::gate_open(const Operation& op, const Gate& gate) {
                                       : op.states[index].received == step.recv.nbytes;
 }
 
+bool Engine::receive_open(const Operation& op, const Step& step) {
+  return gate_open(op, step.recv_gate) && gate_open(op, sent_gate(step.replaces_sent));
+}
+
 // How many bytes of the stream's current step may be sent now.
 uint64_t Engine::open_nbytes(const OutStream& stream) {
   const Operation& op = *stream.op;
@@ -30,7 +34,7 @@ uint64_t Engine::open_nbytes(const OutStream& stream) {
 bool Engine::can_consume(const InStream& stream) {
   if (stream.op == nullptr || !stream.op->ready || stream.busy || stream.cursor == stream.steps.size()) return false;
   const Step& step = stream.op->steps[static_cast<size_t>(stream.steps[stream.cursor])];
-  return gate_open(*stream.op, step.recv_gate);
+  return receive_open(*stream.op, step);
 }
 
 // Tells the sender up to where it may send without credit: all steps whose gates are open, one after another; nothing
@@ -41,7 +45,7 @@ void Engine::update_grant(InStream& stream) {
   uint64_t end = 0;
   for (size_t i = 0; i < stream.steps.size(); ++i) {
     const Step& step = stream.op->steps[static_cast<size_t>(stream.steps[i])];
-    if (i >= stream.cursor && !step.park && !gate_open(*stream.op, step.recv_gate)) break;
+    if (i >= stream.cursor && !step.park && !receive_open(*stream.op, step)) break;
     end += step.recv.nbytes;
   }
   if (end <= stream.granted || end <= stream.arrived) return;

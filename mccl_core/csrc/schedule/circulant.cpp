@@ -8,8 +8,7 @@
 //
 // A round waits for the one before it, so several chunks go through the rounds side by side: while one waits, another
 // sends. Within a chunk receives are taken in the order of rounds, so that sums do not depend on arrival. What the
-// all-gather replaces was sent as a partial sum, and can only come because that sum has arrived: no gate is needed
-// against overwriting.
+// all-gather replaces was sent as a partial sum, in the same round and the same pieces.
 #include "schedule/parts.hpp"
 
 namespace mccl {
@@ -27,9 +26,7 @@ std::vector<Round> rounds_of(int32_t size) {
 }
 
 // Blocks begin … begin+count-1 of the team (modulo its size): one range, or two where they wrap.
-struct Pieces {
-  Range first, second;
-};
+using Pieces = std::array<Range, 2>;
 Pieces pieces(const Team& team, const std::vector<Range>& blocks, int32_t begin, int32_t count) {
   const auto span = [&](int32_t from, int32_t to) -> Range {
     if (from == to) return {};
@@ -45,43 +42,48 @@ Pieces pieces(const Team& team, const std::vector<Range>& blocks, int32_t begin,
 Gate received(Frontier frontier) { return frontier < 0 ? Gate{} : Gate{GateKind::kReceived, frontier}; }
 }  // namespace
 
-void append_circulant_reduce_scatter(Schedule& schedule, const Team& team,
-                                     const std::vector<std::vector<Range>>& chunks, std::vector<Frontier>& frontiers,
-                                     bool finish) {
+CirculantSent append_circulant_reduce_scatter(Schedule& schedule, const Team& team,
+                                              const std::vector<std::vector<Range>>& chunks,
+                                              std::vector<Frontier>& frontiers, bool finish) {
+  CirculantSent sent;
   for (const auto [size, half] : rounds_of(team.size())) {
     const int32_t to = team.rank(team.position + half);
     const int32_t from = team.rank(team.position - half);
+    sent.emplace_back(chunks.size(), std::array<int32_t, 2>{-1, -1});
     for (size_t c = 0; c < chunks.size(); ++c) {
       const Pieces out = pieces(team, chunks[c], team.position + half, size - half);
       const Pieces in = pieces(team, chunks[c], team.position, size - half);
       const Gate gate = received(frontiers[c]);
-      for (const auto& [send, recv] : {std::pair{out.first, in.first}, std::pair{out.second, in.second}}) {
-        Step step = send_step(to, send, gate);
-        set_reduce(step, from, recv, recv.offset, from < team.own_rank(), gate);
+      for (const size_t piece : {0, 1}) {
+        Step step = send_step(to, out[piece], gate);
+        set_reduce(step, from, in[piece], in[piece].offset, from < team.own_rank(), gate);
         step.finish = finish && half == 1;
         const int32_t index = append(schedule, step);
-        if (recv.nbytes > 0) frontiers[c] = index;
+        if (step.recv.nbytes > 0) frontiers[c] = index;
+        if (step.send.nbytes > 0) sent.back()[c][piece] = index;
       }
     }
   }
+  return sent;
 }
 
 void append_circulant_all_gather(Schedule& schedule, const Team& team, const std::vector<std::vector<Range>>& chunks,
-                                 std::vector<Frontier>& frontiers) {
+                                 std::vector<Frontier>& frontiers, const CirculantSent& sent_in) {
   const auto rounds = rounds_of(team.size());
-  for (auto round = rounds.rbegin(); round != rounds.rend(); ++round) {
-    const auto [size, half] = *round;
+  for (size_t round = rounds.size(); round-- > 0;) {
+    const auto [size, half] = rounds[round];
     const int32_t to = team.rank(team.position - half);
     const int32_t from = team.rank(team.position + half);
     for (size_t c = 0; c < chunks.size(); ++c) {
       const Pieces out = pieces(team, chunks[c], team.position, size - half);
       const Pieces in = pieces(team, chunks[c], team.position + half, size - half);
       const Gate gate = received(frontiers[c]);
-      for (const auto& [send, recv] : {std::pair{out.first, in.first}, std::pair{out.second, in.second}}) {
-        Step step = send_step(to, send, gate);
-        set_copy(step, from, recv, gate);
+      for (const size_t piece : {0, 1}) {
+        Step step = send_step(to, out[piece], gate);
+        set_copy(step, from, in[piece], gate);
+        if (!sent_in.empty()) step.replaces_sent = sent_in[round][c][piece];
         const int32_t index = append(schedule, step);
-        if (recv.nbytes > 0) frontiers[c] = index;
+        if (step.recv.nbytes > 0) frontiers[c] = index;
       }
     }
   }
@@ -95,8 +97,8 @@ Schedule circulant_all_reduce(Member me, uint64_t nbytes, uint64_t element_nbyte
   }
   std::vector<Frontier> frontiers(chunks.size(), -1);
   Schedule schedule;
-  append_circulant_reduce_scatter(schedule, team, chunks, frontiers, true);
-  append_circulant_all_gather(schedule, team, chunks, frontiers);
+  const CirculantSent sent = append_circulant_reduce_scatter(schedule, team, chunks, frontiers, true);
+  append_circulant_all_gather(schedule, team, chunks, frontiers, sent);
   return schedule;
 }
 
@@ -106,7 +108,7 @@ Schedule circulant_all_gather(Member me, uint64_t block_nbytes) {
   std::vector<Frontier> frontiers{-1};
   Schedule schedule;
   const uint64_t nbytes = block_nbytes * static_cast<uint64_t>(me.world);
-  append_circulant_all_gather(schedule, team, {blocks_of({0, nbytes}, block_nbytes, me.world)}, frontiers);
+  append_circulant_all_gather(schedule, team, {blocks_of({0, nbytes}, block_nbytes, me.world)}, frontiers, {});
   return schedule;
 }
 

@@ -4,6 +4,7 @@
 // position in the team; blocks may be empty. Steps without bytes are left out, on both sides alike.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -33,19 +34,28 @@ int32_t append(Schedule& schedule, Step step);
 // -1: nothing has been received yet.
 using Frontier = int32_t;
 
+struct RingReduced {
+  Frontier frontier;
+  std::vector<int32_t> sent_in;  // by block: the step that sends this rank's partial sum of it; -1: none
+};
 // Ring: position i ends with block i+1 reduced (N-1 steps). `finish`: these are the last reductions of those bytes.
-Frontier append_ring_reduce_scatter(Schedule& schedule, const Team& team, const std::vector<Range>& blocks,
-                                    Frontier entry, bool finish);
-// Ring: position i starts with block i+1, which `entry` guards, and ends with all (N-1 steps).
-Frontier append_ring_all_gather(Schedule& schedule, const Team& team, const std::vector<Range>& blocks, Gate entry);
+RingReduced append_ring_reduce_scatter(Schedule& schedule, const Team& team, const std::vector<Range>& blocks,
+                                       Frontier entry, bool finish);
+// Ring: position i starts with block i+1, which `entry` guards, and ends with all (N-1 steps). `sent_in`: as the
+// reduce-scatter on the same blocks returns it.
+void append_ring_all_gather(Schedule& schedule, const Team& team, const std::vector<Range>& blocks, Gate entry,
+                            const std::vector<int32_t>& sent_in);
 
+// By round of the reduce-scatter and chunk: the steps that send the two pieces of a round; -1: none.
+using CirculantSent = std::vector<std::vector<std::array<int32_t, 2>>>;
 // Circulant: position i ends with block i reduced (⌈log2 N⌉ rounds). One entry in `chunks` and `frontiers` for each
 // chunk: the chunks' rounds overlap.
-void append_circulant_reduce_scatter(Schedule& schedule, const Team& team,
-                                     const std::vector<std::vector<Range>>& chunks, std::vector<Frontier>& frontiers,
-                                     bool finish);
-// Circulant: position i starts with block i and ends with all (⌈log2 N⌉ rounds).
+CirculantSent append_circulant_reduce_scatter(Schedule& schedule, const Team& team,
+                                              const std::vector<std::vector<Range>>& chunks,
+                                              std::vector<Frontier>& frontiers, bool finish);
+// Circulant: position i starts with block i and ends with all (⌈log2 N⌉ rounds). `sent_in`: as the reduce-scatter on
+// the same chunks returns it; empty where there was none.
 void append_circulant_all_gather(Schedule& schedule, const Team& team, const std::vector<std::vector<Range>>& chunks,
-                                 std::vector<Frontier>& frontiers);
+                                 std::vector<Frontier>& frontiers, const CirculantSent& sent_in);
 
 }  // namespace mccl

@@ -2,8 +2,7 @@
 // All-reduce: 2(N-1) steps, 2(N-1)/N of the bytes each way. All-gather and reduce-scatter: N-1 steps, (N-1)/N of the
 // bytes. Every send but the first is gated byte by byte on the receive before it, so hops overlap.
 //
-// In the all-gather of an all-reduce, what arrives replaces a partial sum that this rank has sent on: it can arrive
-// only because that sum went round the ring, so no gate is needed.
+// In the all-gather of an all-reduce, what arrives replaces a partial sum that this rank has sent on.
 #include <algorithm>
 
 #include "schedule/parts.hpp"
@@ -15,12 +14,12 @@ Gate received_bytes(int32_t step) { return step < 0 ? Gate{} : Gate{GateKind::kR
 Gate received(int32_t step) { return step < 0 ? Gate{} : Gate{GateKind::kReceived, step}; }
 }  // namespace
 
-Frontier append_ring_reduce_scatter(Schedule& schedule, const Team& team, const std::vector<Range>& blocks,
-                                    Frontier entry, bool finish) {
+RingReduced append_ring_reduce_scatter(Schedule& schedule, const Team& team, const std::vector<Range>& blocks,
+                                       Frontier entry, bool finish) {
   const int32_t right = team.rank(team.position + 1);
   const int32_t left = team.rank(team.position - 1);
   const auto block = [&](int32_t index) { return blocks[static_cast<size_t>(team.wrap(index))]; };
-  Frontier last = entry;
+  RingReduced done{entry, std::vector<int32_t>(blocks.size(), -1)};
   int32_t before = -1;
   for (int32_t k = 0; k < team.size() - 1; ++k) {
     const Gate gate = k == 0 ? received(entry) : received_bytes(before);
@@ -29,24 +28,24 @@ Frontier append_ring_reduce_scatter(Schedule& schedule, const Team& team, const 
     set_reduce(step, left, incoming, incoming.offset, left < team.own_rank(), received(entry));
     step.finish = finish && k == team.size() - 2;
     before = append(schedule, step);
-    if (incoming.nbytes > 0) last = before;
+    if (incoming.nbytes > 0) done.frontier = before;
+    if (step.send.nbytes > 0) done.sent_in[static_cast<size_t>(team.wrap(team.position - k))] = before;
   }
-  return last;
+  return done;
 }
 
-Frontier append_ring_all_gather(Schedule& schedule, const Team& team, const std::vector<Range>& blocks, Gate entry) {
+void append_ring_all_gather(Schedule& schedule, const Team& team, const std::vector<Range>& blocks, Gate entry,
+                            const std::vector<int32_t>& sent_in) {
   const int32_t right = team.rank(team.position + 1);
   const int32_t left = team.rank(team.position - 1);
   const auto block = [&](int32_t index) { return blocks[static_cast<size_t>(team.wrap(index))]; };
-  Frontier last = entry.step;
   int32_t before = -1;
   for (int32_t k = 0; k < team.size() - 1; ++k) {
     Step step = send_step(right, block(team.position + 1 - k), k == 0 ? entry : received_bytes(before));
     set_copy(step, left, block(team.position - k));
+    step.replaces_sent = sent_in[static_cast<size_t>(team.wrap(team.position - k))];
     before = append(schedule, step);
-    if (step.recv.nbytes > 0) last = before;
   }
-  return last;
 }
 
 Schedule ring_all_reduce(Member me, uint64_t nbytes, uint64_t element_nbytes) {
@@ -54,8 +53,9 @@ Schedule ring_all_reduce(Member me, uint64_t nbytes, uint64_t element_nbytes) {
   const auto blocks = blocks_of({0, nbytes}, element_nbytes, me.world);
   Schedule schedule;
   schedule.steps.reserve(static_cast<size_t>(2 * (me.world - 1)));
-  const Frontier reduced = append_ring_reduce_scatter(schedule, team, blocks, -1, true);
-  append_ring_all_gather(schedule, team, blocks, received_bytes(reduced));  // of the very block that it sends first
+  const RingReduced reduced = append_ring_reduce_scatter(schedule, team, blocks, -1, true);
+  // What the all-gather sends first is the very block that was received last.
+  append_ring_all_gather(schedule, team, blocks, received_bytes(reduced.frontier), reduced.sent_in);
   return schedule;
 }
 

@@ -36,8 +36,11 @@ struct Step {
   Gate send_gate;
 
   int32_t recv_peer = -1;
-  Range recv;         // where the result goes
-  Gate recv_gate;     // kReceivedBytes is not allowed here
+  Range recv;      // where the result goes
+  Gate recv_gate;  // kReceivedBytes is not allowed here
+  // Bytes that the receive replaces are those that this step sends: it waits, as for a gate, until they have been
+  // handed to the kernel. What arrives shows that they reached a peer, but not that the system call has returned.
+  int32_t replaces_sent = -1;
   bool park = false;  // may be granted before its gate opens: the op keeps these bytes in memory until then
   Action action = Action::kCopy;
   // For kReduce: result = op(lower, higher) of the incoming bytes and those at `operand`.
@@ -52,6 +55,8 @@ struct Schedule {
 };
 
 // --- small helpers for the generators ---
+
+inline Gate sent_gate(int32_t step) { return step < 0 ? Gate{} : Gate{GateKind::kSent, step}; }
 
 inline Step send_step(int32_t peer, Range range, Gate gate = {}) {
   Step step;

@@ -52,20 +52,23 @@ Schedule two_level_all_reduce(Member me, uint64_t nbytes, uint64_t element_nbyte
   const std::vector<Range> chunks = blocks_of({0, nbytes}, element_nbytes, chunk_count);
   std::vector<std::vector<Range>> shards;
   std::vector<Frontier> frontiers;
+  std::vector<std::vector<int32_t>> sent_in;
   for (const Range chunk : chunks) {
     shards.push_back(shards_of(chunk, element_nbytes, shard_count, team.size()));
-    frontiers.push_back(append_ring_reduce_scatter(schedule, team, shards.back(), -1, groups.size() == 1));
+    RingReduced reduced = append_ring_reduce_scatter(schedule, team, shards.back(), -1, groups.size() == 1);
+    frontiers.push_back(reduced.frontier);
+    sent_in.push_back(std::move(reduced.sent_in));
   }
   if (holder && groups.size() > 1) {
     std::vector<std::vector<Range>> parts;
     for (const auto& of_chunk : shards) {
       parts.push_back(blocks_of(of_chunk[static_cast<size_t>(shard)], element_nbytes, across.size()));
     }
-    append_circulant_reduce_scatter(schedule, across, parts, frontiers, true);
-    append_circulant_all_gather(schedule, across, parts, frontiers);
+    const CirculantSent sent = append_circulant_reduce_scatter(schedule, across, parts, frontiers, true);
+    append_circulant_all_gather(schedule, across, parts, frontiers, sent);
   }
   for (size_t c = 0; c < chunks.size(); ++c) {
-    append_ring_all_gather(schedule, team, shards[c], received(frontiers[c]));
+    append_ring_all_gather(schedule, team, shards[c], received(frontiers[c]), sent_in[c]);
   }
   return schedule;
 }

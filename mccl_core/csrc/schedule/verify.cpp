@@ -41,6 +41,7 @@ struct Channel {
   size_t send_cursor = 0;
   size_t receive_cursor = 0;  // where the next arriving element belongs
   uint64_t arrived = 0;       // of that step
+  uint64_t unbooked = 0;      // elements that have left, in a system call that has not returned
   size_t apply_cursor = 0;    // where the next parked element belongs
   std::deque<Cell> parked;
   bool slow = false;
@@ -152,6 +153,7 @@ class Run {
           const uint32_t channel = at(s.recv_peer, r);
           channels_[channel].receives.push_back(step_index);
           depend(rank, s.recv_gate, channel);
+          depend(rank, sent_gate(s.replaces_sent), channel);
         }
       }
     }
@@ -212,17 +214,33 @@ class Run {
     return false;
   }
 
+  bool receive_open(int32_t rank, const Step& s, uint64_t offset) {
+    return open(rank, s.recv_gate, offset) && open(rank, sent_gate(s.replaces_sent), offset);
+  }
+
   bool advance(Channel& channel) {
+    if (channel.unbooked > 0 && random_() % 2 == 0) return book(channel);
     if (!channel.parked.empty()) {
       const int32_t index = channel.receives[channel.apply_cursor];
       const uint64_t offset = progress(channel.to, index).received;
-      if (open(channel.to, step(channel.to, index).recv_gate, offset)) {
+      if (receive_open(channel.to, step(channel.to, index), offset)) {
         apply(channel, channel.parked.front());
         channel.parked.pop_front();
         return true;
       }
     }
-    return transfer(channel);
+    return transfer(channel) || book(channel);
+  }
+
+  // The system call has returned: the sender knows what has left.
+  bool book(Channel& channel) {
+    if (channel.unbooked == 0) return false;
+    const int32_t index = channel.sends[channel.send_cursor];
+    Progress& done = progress(channel.from, index);
+    done.sent += std::exchange(channel.unbooked, 0);
+    if (done.sent == step(channel.from, index).send.nbytes) ++channel.send_cursor;
+    enqueue_dependents(channel.from, index);
+    return true;
   }
 
   bool transfer(Channel& channel) {
@@ -231,13 +249,13 @@ class Run {
     const int32_t recv_index = channel.receives[channel.receive_cursor];
     const Step& sending = step(channel.from, send_index);
     const Step& receiving = step(channel.to, recv_index);
-    Progress& done = progress(channel.from, send_index);
-    if (!open(channel.from, sending.send_gate, done.sent)) return false;
-    const bool usable = open(channel.to, receiving.recv_gate, channel.arrived);
+    const uint64_t sent = progress(channel.from, send_index).sent + channel.unbooked;
+    if (sent == sending.send.nbytes) return false;
+    if (!open(channel.from, sending.send_gate, sent)) return false;
+    const bool usable = receive_open(channel.to, receiving, channel.arrived);
     if (!usable && !receiving.park) return false;  // not granted
-    const Cell value = memory_[static_cast<size_t>(channel.from)][sending.send.offset + done.sent];
-    if (++done.sent == sending.send.nbytes) ++channel.send_cursor;
-    enqueue_dependents(channel.from, send_index);
+    const Cell value = memory_[static_cast<size_t>(channel.from)][sending.send.offset + sent];
+    ++channel.unbooked;
     if (++channel.arrived == receiving.recv.nbytes) {
       ++channel.receive_cursor;
       channel.arrived = 0;

@@ -1,5 +1,6 @@
 // The verifier: runs the schedules of all ranks symbolically, element by element, in a random order, on links that hold
-// nothing (every element waits for its receiver's grant), and says what is wrong.
+// nothing (every element waits for its receiver's grant), and says what is wrong. An element may arrive while the
+// system call that sends it, and others, is still running: until it returns, their bytes must stay as they are.
 //
 // A cell of a rank's address space knows the multiset of the contributions in it, each named by the rank and the
 // address that it came from, and the expression that put them together. Both are kept as 64-bit fingerprints: the sum
