@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shlex
 import sys
 from dataclasses import asdict
@@ -28,6 +27,7 @@ from line_chart import line_chart
 from link_model import CONFIG, LinkModel, Row, fit, relative_error
 
 from mccl_core import explain, links
+from mccl_core.planning import share_switches
 from mccl_core.simulation import Backward, simulate_step
 
 WORLDS = [24, 70, 100, 200, 1000]
@@ -40,15 +40,9 @@ VARIANTS = [("ring", 1), ("ring", 2), ("ring", 4), ("circulant", 4), ("two_level
 TABLE_BEGIN, TABLE_END = "<!-- fleet: begin -->", "<!-- fleet: end -->"
 
 
-def switch_groups(world: int) -> list[int]:
-    """The switch of each rank: as few switches as hold the world, filled evenly."""
-    count = math.ceil(world / LARGEST_GROUP)
-    return [rank * count // world for rank in range(world)]
-
-
 def simulate_variant(variant: str, in_flight: int, world: int) -> Row | None:
     """One step of the fleet; times in ms. None where the planner would never use that algorithm there."""
-    groups = switch_groups(world)
+    groups = share_switches(world, LARGEST_GROUP)
     explanation = explain(
         "all_reduce",
         STEP.bucket_nbytes,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from mccl_core import _C
 from mccl_core.config import CoreConfig
 from mccl_core.links import LinkProfile
 from mccl_core.planning import Candidate
+
+if TYPE_CHECKING:
+    from mccl_core import _C
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ def simulate_all_reduces(
         ValueError: the arguments make no sense; the text says which.
         RuntimeError: the ranks would wait for each other for ever.
     """
+    from mccl_core import _C  # loads torch, for which whoever only imports this module need not wait
+
     config = config or CoreConfig.model_validate({})
     goodput = profile.goodput_GBps * 1e9
     narrow = profile.uplink_GBps > 0
