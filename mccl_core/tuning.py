@@ -95,21 +95,28 @@ def fit(points: Sequence[Point], world: int, *, config: CoreConfig | None = None
     quickest_us = min(point.ms for point in points) * 1e3
     largest = max(points, key=lambda point: point.nbytes)
     goodput = 2 * (world - 1) / world * largest.nbytes / (largest.ms * 1e6)
-    start = [math.log(quickest_us / 2), math.log(quickest_us / 4), math.log(goodput)]
 
     def profile_at(at: Sequence[float]) -> LinkProfile:
         latency, step, rate, *share = (math.exp(value) for value in at)
         return LinkProfile(
-            latency_us=min(latency, 1e6),
-            step_us=min(step, 1e6),
-            goodput_GBps=min(rate, 1e3),
-            circulant_share=min(share[0], 1.0) if share else ETHERNET_10G.circulant_share,
+            latency_us=min(max(latency, 0.01), 1e6),
+            step_us=min(max(step, 0.01), 1e6),
+            goodput_GBps=min(max(rate, 1e-6), 1e3),
+            circulant_share=min(max(share[0], 0.01), 1.0) if share else ETHERNET_10G.circulant_share,
         )
 
-    def cost(at: Sequence[float]) -> float:
-        return sum(math.log1p(error) ** 2 for error in _errors(profile_at(at), points, world, config))
+    def residuals(at: Sequence[float]) -> list[float]:
+        return [math.log1p(error) for error in _errors(profile_at(at), points, world, config)]
 
-    lowest = _descend(cost, [*start, math.log(0.9)] if with_share else start)
+    # The formulas have kinks, where latency takes over from bandwidth, so the descent starts on all sides of them.
+    shares = [math.log(0.9)] if with_share else []
+    starts = [
+        [math.log(quickest_us * latency), math.log(quickest_us * step), math.log(goodput * rate), *shares]
+        for latency in (0.1, 0.4, 1.0)
+        for step in (0.02, 0.2, 0.5)
+        for rate in (1.0, 1.5)
+    ]
+    lowest = min((_least_squares(residuals, start) for start in starts), key=lambda at: _squared(residuals(at)))
     found = profile_at(lowest).model_dump()
     return LinkProfile(**{name: float(f"{value:.4g}") for name, value in found.items()})
 
@@ -213,22 +220,31 @@ def _errors(profile: LinkProfile, points: Sequence[Point], world: int, config: C
     return [predicted[point.algorithm, point.nbytes] / point.ms - 1 for point in points]
 
 
-def _descend(cost: Callable[[Sequence[float]], float], start: list[float]) -> list[float]:
-    """The lowest point that steps along the axes, and along pairs of them, reach; halved where none leads down.
+def _squared(values: Sequence[float]) -> float:
+    return sum(value * value for value in values)
 
-    It needs no derivatives: the formulas have kinks, where latency takes over from bandwidth.
-    """
-    axes = range(len(start))
-    ways = [{i: sign} for i in axes for sign in (1, -1)]
-    ways += [{i: a, j: b} for i in axes for j in axes if i < j for a in (1, -1) for b in (1, -1)]
-    at, lowest, step = list(start), cost(start), 0.5
-    while step >= 0.002:
-        for way in ways:
-            candidate = [value + step * way.get(i, 0) for i, value in enumerate(at)]
-            value = cost(candidate)
-            if value < lowest:
-                at, lowest = candidate, value
+
+def _least_squares(residuals: Callable[[Sequence[float]], list[float]], start: Sequence[float]) -> list[float]:
+    """Levenberg and Marquardt's method with differences for derivatives: the lowest point near `start`."""
+    at, now, damping = list(start), residuals(start), 1e-2
+    for _ in range(60):
+        columns = [
+            [(after - before) / 1e-4 for after, before in zip(residuals(moved), now, strict=True)]
+            for moved in ([*at[:i], at[i] + 1e-4, *at[i + 1 :]] for i in range(len(at)))
+        ]
+        slopes = torch.tensor(columns, dtype=torch.float64)
+        normal = slopes @ slopes.T
+        ridge = damping * (torch.diag(normal.diagonal()) + 1e-9 * torch.eye(len(at), dtype=torch.float64))
+        step = torch.linalg.solve(normal + ridge, -slopes @ torch.tensor(now, dtype=torch.float64))
+        candidate = [value + float(change) for value, change in zip(at, step.clamp(-1, 1), strict=True)]
+        after = residuals(candidate)
+        gain = _squared(now) - _squared(after)
+        if gain > 0:
+            at, now, damping = candidate, after, damping / 5
+            if gain < 1e-10:
                 break
         else:
-            step /= 2
+            damping *= 5
+            if damping > 1e6:
+                break
     return at
