@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +74,7 @@ def measure(*, seconds: float = 1.0, report: Callable[[str], None] = lambda line
         for group in groups.values():
             dist.destroy_process_group(group)
     hosts: list[str] = [""] * world
-    dist.all_gather_object(hosts, config.host_name or socket.gethostname())
+    dist.all_gather_object(hosts, config.host_name)
     profile = fit(points, world, config=config)
     return Tuning(profile, world, tuple(hosts), tuple(points), tuple(_errors(profile, points, world, config)))
 
@@ -126,7 +125,7 @@ def describe(tuning: Tuning, *, command: str, when: str, version: str) -> str:
     worst = max(tuning.errors, key=abs)
     hosts = ", ".join(dict.fromkeys(tuning.hosts))
     lines = [
-        f"# Link profile, measured {when} by mccl-fleet {version}: {command}",
+        f"# Link profile, measured {when} by mccl-fleet {version}: {' '.join(command.split())}",
         f"# {tuning.world} ranks on {hosts}; torch {torch.__version__}",
         f"# {len(tuning.points)} points; predicted against measured: median error "
         f"{statistics.median(map(abs, tuning.errors)):.0%}, largest {worst:+.0%}",

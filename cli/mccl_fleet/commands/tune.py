@@ -70,9 +70,14 @@ def tune(
         if client.address is None:
             local_run.check(spec, macs=client.local_macs, env=variables)
             events = local_run.run(spec, name=name, macs=client.local_macs, env=variables)
+            farewell = "interrupted: the job and its fleet were stopped, nothing was written"
         else:
             events = remote_events(client.address, spec, name, True)
-        text = _follow(events, quiet=as_json)
+            farewell = f"interrupted: the job goes on; `mccl-fleet cancel {name}` stops it"
+        try:
+            text = _follow(events, quiet=as_json)
+        except KeyboardInterrupt:
+            raise fail(farewell, exitcodes.INTERRUPTED) from None
         output.write_text(text)
     if as_json:
         print(json.dumps({"output": str(output), "profile": yaml.safe_load(text)}))
@@ -129,8 +134,6 @@ def _follow(events: Iterator[Event], *, quiet: bool) -> str:
                     renderer.show(event)
     except FleetStartError as error:
         raise fail(f"the local fleet could not start: {error}", exitcodes.FAILED) from None
-    except KeyboardInterrupt:
-        raise fail("interrupted: nothing was written", exitcodes.INTERRUPTED) from None
     if result.get("status") != FINISHED:
         raise fail(str(result.get("error")), int(result.get("exit_code", exitcodes.FAILED)))
     if inside or not lines:
