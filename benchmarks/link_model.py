@@ -1,76 +1,41 @@
 """The simulator as a model of a link with two unknowns, latency and goodput; and their fit to measured rows.
 
-A row is one of benchmarks/shaped.py or allreduce.py: `world`, `bytes`, `mccl_ms`, and `in_flight` (1 where it is left
-out), which all-reduces of that size at once took that time together.
+A row is one of benchmarks/shaped.py or allreduce.py: `world`, `bytes`, `mccl_ms`; `in_flight` (1 where it is left
+out), which all-reduces of that size at once took that time together; and `link_profile` (`ethernet-10g` where it is
+left out), by which the measured groups chose their algorithm.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mccl_core import _C
+from mccl_core import explain, links
 from mccl_core.config import CoreConfig
+from mccl_core.links import LinkProfile
+from mccl_core.simulation import simulate_all_reduces
 
 Row = dict[str, Any]
 
-SEGMENT_NBYTES: int = CoreConfig.model_fields["segment_nbytes"].default
-FORWARD_NBYTES = 0  # what forwarding costs is part of alpha
-RING_MIN_NBYTES: int = CoreConfig.model_fields["ring_min_nbytes"].default
-CREDIT_NBYTES: int = CoreConfig.model_fields["credit_nbytes"].default
+CONFIG = CoreConfig.model_validate({})
 
 
 @dataclass(frozen=True)
 class LinkModel:
-    """Hockney's two parameters, and the processor's cost of a segment."""
+    """Hockney's two parameters."""
 
     alpha_s: float
     goodput_bytes_per_s: float
-    segment_cost_s: float = 0.0
-
-    def simulate(
-        self,
-        algorithm: str,
-        world: int,
-        nbytes: list[int],
-        ready_s: list[float],
-        *,
-        max_in_flight: int = 0,
-        groups: Sequence[int] = (),
-    ) -> _C.Simulation:
-        """All-reduces of `nbytes` each, started at `ready_s`. `groups` is what the algorithm knows of switches.
-
-        Raises:
-            RuntimeError: the ranks would wait for each other for ever.
-        """
-        result = _C.simulate(
-            "all_reduce",
-            algorithm,
-            world=world,
-            nbytes=nbytes,
-            ready_s=ready_s,
-            alpha_s=self.alpha_s,
-            goodput_bytes_per_s=self.goodput_bytes_per_s,
-            segment_nbytes=SEGMENT_NBYTES,
-            forward_nbytes=FORWARD_NBYTES,
-            credit_nbytes=CREDIT_NBYTES,
-            segment_cost_s=self.segment_cost_s,
-            groups=list(groups),
-            # No switch is narrower than what is plugged into it.
-            uplink_goodput_bytes_per_s=self.goodput_bytes_per_s * world,
-            max_in_flight=max_in_flight,
-        )
-        if result["deadlock"] is not None:
-            raise RuntimeError(f"{algorithm} with {world} ranks: {result['deadlock']}")
-        return result
 
     def predict_ms(self, row: Row) -> float:
-        """What the row's time should be, in ms, with the algorithm that its size gets by default."""
-        nbytes, in_flight = int(row["bytes"]), int(row.get("in_flight", 1))
-        algorithm = "ring" if nbytes >= RING_MIN_NBYTES else "recursive_doubling"
-        result = self.simulate(algorithm, int(row["world"]), [nbytes] * in_flight, [0.0] * in_flight)
+        """What the row's time should be, in ms, with the algorithm and the chunks that its group has chosen."""
+        nbytes, world, in_flight = int(row["bytes"]), int(row["world"]), int(row.get("in_flight", 1))
+        chosen_by = links.load(str(row.get("link_profile", "ethernet-10g")))
+        plan = explain("all_reduce", nbytes, world, profile=chosen_by, config=CONFIG).chosen
+        link = LinkProfile(latency_us=self.alpha_s * 1e6, step_us=0, goodput_GBps=self.goodput_bytes_per_s / 1e9)
+        result = simulate_all_reduces(link, plan, world, [nbytes] * in_flight, [0.0] * in_flight)
         return result["last_finish_s"] * 1e3
 
 

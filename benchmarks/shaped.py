@@ -103,7 +103,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, object], list[Row]]:
         "iperf3_GBps": goodputs,
         "fits_GBps": link.goodput(arguments.mtu),
     }
-    return describe(words, arguments.commit) | {"shaping": shaping}, rows
+    # What groups of several hosts choose by.
+    return describe(words, arguments.commit) | {"link_profile": "ethernet-10g", "shaping": shaping}, rows
 
 
 def main() -> None:

@@ -4,8 +4,10 @@
     python benchmarks/simulate.py --write docs           # the same into docs/: JSON, plot, and the page's table
     python benchmarks/simulate.py --fit four.json --predict eight.json
 
-The fleet: one training step, whose backward takes 1.09 s and fills eighteen buckets of 25 MiB evenly, on Macs whose
-link has a latency of 306 µs and a goodput of 1.238 GB/s (the figures of arXiv 2610.39029 for a Mac Studio on 10 GbE).
+The fleet: one training step, whose backward takes 1.09 s and fills eighteen buckets of 25 MB evenly, on Macs whose
+link has a latency of 306 µs and a goodput of 1.238 GB/s (the figures of arXiv 2610.39029 for a Mac Studio on 10 GbE),
+behind as few switches of 24 as hold them, filled evenly. "As chosen" is what a job gets: the planner's algorithm and
+chunks, and every bucket started when it is full.
 Exposed is the communication that backward does not hide. The share of goodput is what the buckets have to move,
 2(N-1)/N of their bytes, against what the link could have moved while at least one bucket was under way.
 
@@ -16,88 +18,87 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from line_chart import line_chart
-from link_model import FORWARD_NBYTES, SEGMENT_NBYTES, LinkModel, Row, fit, relative_error
+from link_model import CONFIG, LinkModel, Row, fit, relative_error
 
-from mccl_core import _C
+from mccl_core import explain, links
+from mccl_core.planning import share_switches
+from mccl_core.simulation import Backward, simulate_step
 
-MIB = 1024 * 1024
 WORLDS = [24, 70, 100, 200, 1000]
-BACKWARD_S = 1.09
-BUCKETS = [25 * MIB] * 18
-LINK = LinkModel(alpha_s=306e-6, goodput_bytes_per_s=1.238e9)
+STEP = Backward(backward_ms=1090, bucket_count=18, bucket_nbytes=25_000_000)
+LINK = links.ETHERNET_10G
 LARGEST_GROUP = 24  # Macs on one switch
-# Algorithm and ops in flight; those that this build does not have are left out.
-VARIANTS = [("ring", 1), ("ring", 2), ("ring", 4), ("circulant", 4), ("two_level", 4)]
+AS_CHOSEN = "as chosen"
+# Algorithm and ops in flight, of which 0 is as many as there are.
+VARIANTS = [("ring", 1), ("ring", 2), ("ring", 4), ("circulant", 4), ("two_level", 4), (AS_CHOSEN, 0)]
 TABLE_BEGIN, TABLE_END = "<!-- fleet: begin -->", "<!-- fleet: end -->"
 
 
-def switch_groups(world: int) -> list[int]:
-    """The switch of each rank: as many to a switch as divide the world, at least two switches."""
-    size = max(size for size in range(1, LARGEST_GROUP + 1) if world % size == 0 and size <= world // 2)
-    return [rank // size for rank in range(world)]
-
-
-def covered_s(intervals: list[tuple[float, float]]) -> float:
-    """Seconds in which at least one of the intervals is open."""
-    total, end = 0.0, -math.inf
-    for begin, finish in sorted(intervals):
-        total += max(0.0, finish - max(begin, end))
-        end = max(end, finish)
-    return total
-
-
-def simulate_step(algorithm: str, in_flight: int, world: int) -> Row:
-    """One step of the fleet; times in ms."""
-    count = len(BUCKETS)
-    ready_s = [BACKWARD_S * (index + 1) / count for index in range(count)]
-    groups = switch_groups(world) if algorithm == "two_level" else []
-    result = LINK.simulate(algorithm, world, BUCKETS, ready_s, max_in_flight=in_flight, groups=groups)
-    communicating_s = covered_s(list(zip(result["posted_s"], result["finish_s"], strict=True)))
-    wire_s = 2 * (world - 1) / world * sum(BUCKETS) / LINK.goodput_bytes_per_s
+def simulate_variant(variant: str, in_flight: int, world: int) -> Row | None:
+    """One step of the fleet; times in ms. None where the planner would never use that algorithm there."""
+    groups = share_switches(world, LARGEST_GROUP)
+    explanation = explain(
+        "all_reduce",
+        STEP.bucket_nbytes,
+        world,
+        profile=LINK,
+        switch_groups=[str(group) for group in groups],
+        config=CONFIG,
+    )
+    plans = {plan.algorithm: plan for plan in explanation.candidates} | {AS_CHOSEN: explanation.chosen}
+    if variant not in plans:
+        return None
+    plan = plans[variant]
+    step = simulate_step(LINK, plan, world, STEP, group_of_rank=groups, max_in_flight=in_flight)
     return {
-        "algorithm": algorithm,
+        "variant": variant,
+        "algorithm": plan.algorithm,
+        "chunks": plan.chunks,
         "in_flight": in_flight,
         "world": world,
-        "step_ms": result["last_finish_s"] * 1e3,
-        "exposed_ms": (result["last_finish_s"] - BACKWARD_S) * 1e3,
-        "goodput_share": wire_s / communicating_s,
+        **asdict(step),
     }
 
 
 def variant_name(row: Row) -> str:
-    """("ring", 1) → "ring, 1 in flight"."""
-    return f"{row['algorithm'].replace('_', '-')}, {row['in_flight']} in flight"
+    """ "ring, 1 in flight"; "as chosen"."""
+    if row["variant"] == AS_CHOSEN:
+        return AS_CHOSEN
+    return f"{row['variant'].replace('_', '-')}, {row['in_flight']} in flight"
 
 
 def simulate_fleet(worlds: list[int]) -> list[Row]:
     """One row a variant and world."""
-    known = _C.all_reduce_algorithms()
     rows = []
-    for algorithm, in_flight in VARIANTS:
+    for variant, in_flight in VARIANTS:
         for world in worlds:
-            if algorithm in known:
-                rows.append(simulate_step(algorithm, in_flight, world))
-                print(f"{variant_name(rows[-1])}, {world} Macs", file=sys.stderr)
+            row = simulate_variant(variant, in_flight, world)
+            if row is not None:
+                rows.append(row)
+                print(f"{variant_name(row)}, {world} Macs", file=sys.stderr)
     return rows
 
 
 def fleet_table(rows: list[Row]) -> str:
-    """Variants down, worlds across: step / exposed / share of goodput."""
+    """Variants down, worlds across: step / exposed / share of goodput, and of what was chosen which that is."""
     worlds = sorted({row["world"] for row in rows})
-    cells: dict[str, list[str]] = {}
+    cells: dict[str, dict[int, str]] = {}
     for row in rows:
         cell = f"{row['step_ms']:,.0f} / {row['exposed_ms']:,.0f} / {row['goodput_share']:.0%}"
-        cells.setdefault(variant_name(row), []).append(cell)
+        if row["variant"] == AS_CHOSEN:
+            cell += f" {row['algorithm'].replace('_', '-')}" + (f" × {row['chunks']}" if row["chunks"] > 1 else "")
+        cells.setdefault(variant_name(row), {})[row["world"]] = cell
     head = [f"{world:,} Macs" for world in worlds]
     lines = [f"| step ms / exposed ms / share of goodput | {' | '.join(head)} |", "| --- " * (len(worlds) + 1) + "|"]
-    return "\n".join(lines + [f"| {name} | {' | '.join(values)} |" for name, values in cells.items()])
+    for name, values in cells.items():
+        lines.append(f"| {name} | {' | '.join(values.get(world, '–') for world in worlds)} |")
+    return "\n".join(lines)
 
 
 def fleet_plot(rows: list[Row]) -> str:
@@ -117,9 +118,8 @@ def write_fleet(rows: list[Row], folder: Path) -> None:
         sys.exit(f"simulate.py: {page} lacks the marks {TABLE_BEGIN} and {TABLE_END}")
     page.write_text(f"{before}{TABLE_BEGIN}\n{fleet_table(rows)}\n{TABLE_END}{after}")
     described = {
-        "model": asdict(LINK) | {"segment_nbytes": SEGMENT_NBYTES, "forward_nbytes": FORWARD_NBYTES},
-        "backward_s": BACKWARD_S,
-        "buckets_nbytes": BUCKETS,
+        "link": LINK.model_dump() | {"segment_nbytes": CONFIG.segment_nbytes, "credit_nbytes": CONFIG.credit_nbytes},
+        "step": asdict(STEP),
         "command": shlex.join(["python", *sys.argv]),
         "rows": rows,
     }
@@ -128,8 +128,13 @@ def write_fleet(rows: list[Row], folder: Path) -> None:
 
 
 def read_rows(files: list[Path], world: int | None = None) -> list[Row]:
-    """The rows of result files; of one world where one is named."""
-    rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
+    """The rows of result files, with the link profile that the file states; of one world where one is named."""
+    results = [json.loads(file.read_text()) for file in files]
+    rows = [
+        {"link_profile": result.get("link_profile", "ethernet-10g")} | row
+        for result in results
+        for row in result["rows"]
+    ]
     return [row for row in rows if world is None or row["world"] == world]
 
 

@@ -54,7 +54,10 @@ class CoreConfig(BaseModel):
         256 * KIB, ge=0, le=4 * MIB, description="Recursive doubling is used up to this size: it keeps it in memory."
     )
     chunk_nbytes: int = Field(
-        MIB, ge=KIB, le=64 * MIB, description="A circulant or two-level all-reduce goes in chunks of this size."
+        MIB,
+        ge=KIB,
+        le=64 * MIB,
+        description="A circulant all-reduce goes in chunks of this size, a two-level one in none that are smaller.",
     )
     socket_buffer_nbytes: int = Field(
         0, ge=0, le=1024 * MIB, description="Socket buffers, in bytes; 0 leaves it to the system."

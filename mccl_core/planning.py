@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from mccl_core import _C, links
+from mccl_core import links
 from mccl_core.config import CoreConfig
 from mccl_core.links import LinkProfile
 
@@ -67,6 +67,15 @@ def number_groups(names: Sequence[str]) -> list[int]:
     return [numbers.setdefault(name, len(numbers)) for name in names]
 
 
+def share_switches(world: int, size: int) -> list[int]:
+    """The switch of each rank where as few switches of `size` ports as hold `world` ranks are filled evenly.
+
+    A last switch with a few ranks would leave the shards of a two-level all-reduce to as few on every other.
+    """
+    count = -(-world // size)
+    return [rank * count // world for rank in range(world)]
+
+
 def explain(
     collective: Collective,
     nbytes: int,
@@ -90,6 +99,8 @@ def explain(
         ValueError: an argument is out of range; the text names it.
         SettingsError: an MCCL_* variable or the profile cannot be used.
     """
+    from mccl_core import _C  # loads torch, for which whoever only imports this module need not wait
+
     if collective not in get_args(Collective):
         raise ValueError(f"collective: {collective!r} is not one of {', '.join(get_args(Collective))}")
     if world < 1:

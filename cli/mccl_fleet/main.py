@@ -12,7 +12,7 @@ from types import FrameType
 
 import typer
 
-from mccl_fleet.commands import cancel, config_show, logs, nodes, status, submit, version
+from mccl_fleet.commands import cancel, config_show, logs, nodes, plan, status, submit, tune, version
 from mccl_ray import exitcodes
 
 app = typer.Typer(
@@ -27,6 +27,8 @@ app.command()(status.status)
 app.command()(logs.logs)
 app.command()(cancel.cancel)
 app.command()(nodes.nodes)
+app.command()(plan.plan)
+app.command()(tune.tune)
 app.command()(version.version)
 config_app.command("show")(config_show.config_show)
 app.add_typer(config_app, name="config")

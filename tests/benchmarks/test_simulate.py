@@ -78,6 +78,14 @@ def test_predictions_of_another_world_are_printed_with_their_error(link_model: M
     assert errors[-1] == pytest.approx(-50.0, abs=1.0)
 
 
+def test_a_row_takes_the_algorithm_that_its_link_profile_chooses(link_model: ModuleType) -> None:
+    model = link_model.LinkModel(alpha_s=306e-6, goodput_bytes_per_s=1.238e9)
+    row = {"world": 8, "bytes": 256 * 1024}
+    # On loopback bytes count for more than rounds, so that circulant is chosen and not recursive doubling.
+    assert model.predict_ms(row | {"link_profile": "loopback"}) > model.predict_ms(row)
+    assert model.predict_ms(row | {"link_profile": "ethernet-10g"}) == model.predict_ms(row)
+
+
 def test_the_fleet_is_written_into_the_page_between_its_marks(tmp_path: Path) -> None:
     page = tmp_path / "simulator.md"
     page.write_text("before\n<!-- fleet: begin -->\nold\n<!-- fleet: end -->\nafter\n")
@@ -90,6 +98,7 @@ def test_the_fleet_is_written_into_the_page_between_its_marks(tmp_path: Path) ->
     assert done.stdout.strip() in text
     rows = json.loads((tmp_path / "simulator-fleet.json").read_text())["rows"]
     assert {row["world"] for row in rows} == {4, 6}
+    assert {row["variant"] for row in rows} >= {"ring", "circulant", "as chosen"}
     # Backward takes longer than the wire, so the last bucket alone is exposed.
     assert all(0 < row["exposed_ms"] < 1090 / 18 for row in rows)
     assert ElementTree.parse(tmp_path / "simulator-fleet.svg").getroot().tag.endswith("svg")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from mccl_core import links
 from mccl_fleet.main import app
 from mccl_ray import exitcodes
 from mccl_ray.local_fleet import LocalFleet, free_ports
@@ -99,6 +100,14 @@ def test_the_head_and_its_macs_are_listed(run) -> None:
 
 def test_an_unknown_job_is_named(run) -> None:
     assert run("status", "nothing", status=exitcodes.NO_HEAD) == []
+
+
+def test_all_macs_of_the_fleet_are_tuned(run, tmp_path: Path) -> None:
+    file = tmp_path / "link.yaml"
+    storage = str(tmp_path / "runs")
+    [told] = run("tune", "--output", str(file), "--seconds", "0.02", "--storage", storage)
+    assert told["profile"] == links.load(str(file)).model_dump()
+    assert "# 2 ranks on local-mac-" in file.read_text()
 
 
 def test_a_script_outside_the_folder_is_refused(run, write_job, tmp_path: Path) -> None:

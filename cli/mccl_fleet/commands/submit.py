@@ -65,7 +65,7 @@ def submit(
         events = local_run.run(spec, name=name, macs=client.local_macs, env=variables)
         farewell = "interrupted: the job and its fleet were stopped"
     else:
-        events = _remote(client.address, spec, name, follow)
+        events = remote_events(client.address, spec, name, follow)
         farewell = f"interrupted: the job goes on; `mccl-fleet cancel {name}` stops it"
     try:
         status = _render(events, as_json=as_json)
@@ -74,7 +74,8 @@ def submit(
     raise typer.Exit(status)
 
 
-def _remote(address: str, spec: JobSpec, name: str, follow: bool) -> Iterator[Event]:
+def remote_events(address: str, spec: JobSpec, name: str, follow: bool) -> Iterator[Event]:
+    """Sends the job to the head; yields what it tells, to its end if `follow`."""
     with one_message(), head_errors():
         fleet = RemoteFleet(address)
         fleet.connect()

@@ -37,7 +37,9 @@ struct Cost {
     const int32_t count = std::bit_width(power) - 1 + (static_cast<int32_t>(power) == world ? 0 : 2);
     return count * message(n, link.nbytes_per_s);
   }
-  // The largest group is the slowest, and the smallest decides how many share an uplink.
+  // Chunks of a ring follow each other, so that their blocks have to outlast the latency; what is exchanged across the
+  // groups meanwhile hides all but one chunk's share of the latencies. The smallest group decides on the size of a
+  // shard; each place in a larger one that has none costs its chunks a hop's latency.
   double two_level(const std::map<int32_t, int32_t>& sizes, double n, int32_t chunks) const {
     int32_t smallest = sizes.begin()->second, largest = smallest;
     for (const auto& [group, size] : sizes) smallest = std::min(smallest, size), largest = std::max(largest, size);
@@ -45,8 +47,18 @@ struct Cost {
     const double shard = n / smallest;
     double rate = link.nbytes_per_s;
     if (link.uplink_nbytes_per_s > 0) rate = std::min(rate, link.uplink_nbytes_per_s / smallest);
-    return 2 * ring_phase(largest, n / largest) + link.latency_s +
-           2 * circulant_phase(groups, shard / groups, rate, chunks);
+    const double ring =
+        chunks * (ring_phase(smallest, shard / chunks) + (largest - smallest) * (link.latency_s + link.step_s));
+    const double waiting = (rounds(groups) + 1) * link.latency_s / chunks + rounds(groups) * chunks * link.step_s;
+    return 2 * (ring + waiting + (groups - 1) * shard / groups / (rate * link.circulant_share));
+  }
+  Plan fastest_two_level(const std::map<int32_t, int32_t>& sizes, double n, int32_t most_chunks) const {
+    Plan best{Algorithm::kTwoLevel, 1, two_level(sizes, n, 1)};
+    for (int32_t chunks = 2; chunks <= most_chunks; ++chunks) {
+      const double seconds = two_level(sizes, n, chunks);
+      if (seconds < best.predicted_s) best = {Algorithm::kTwoLevel, chunks, seconds};
+    }
+    return best;
   }
 };
 }  // namespace
@@ -96,7 +108,7 @@ std::vector<Plan> Planner::plans(OpKind kind, int32_t world, uint64_t nbytes) co
       plans.push_back({Algorithm::kRecursiveDoubling, 1, cost.recursive_doubling(world, n)});
     }
     if (world > 2) plans.push_back({Algorithm::kCirculant, chunks, circulant});  // with two ranks it is the ring
-    if (sizes.size() > 1) plans.push_back({Algorithm::kTwoLevel, chunks, cost.two_level(sizes, n, chunks)});
+    if (sizes.size() > 1) plans.push_back(cost.fastest_two_level(sizes, n, chunks));
   }
   std::stable_sort(plans.begin(), plans.end(),
                    [](const Plan& a, const Plan& b) { return a.predicted_s < b.predicted_s; });

@@ -36,7 +36,7 @@ struct Planner {
   LinkProfile profile;
   std::optional<Algorithm> all_reduce_algorithm;  // used whatever the profile says
   uint64_t recursive_doubling_max_nbytes;         // it keeps as many bytes parked
-  uint64_t chunk_nbytes;                          // of a circulant or two-level all-reduce
+  uint64_t chunk_nbytes;                          // of a circulant all-reduce; a two-level one's are no smaller
   std::vector<int32_t> group_of_rank;             // by switch; empty: all behind one
 
   // All that can be used for the collective, the fastest first. `nbytes`: all-reduce: of the tensor; all-gather and
