@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/fd.hpp"
+#include "base/pool.hpp"
 #include "engine/group.hpp"
 #include "engine/operation.hpp"
 #include "transport/frame.hpp"
@@ -52,8 +53,9 @@ struct OutFrame {
 class Connection {
  public:
   Connection(uint64_t id, Fd socket, ProcessId peer, int32_t lane, std::string peer_host, uint64_t credit,
-             size_t scratch_nbytes)
-      : id(id),
+             size_t scratch_nbytes, PoolPtr memory)
+      : pool(std::move(memory)),
+        id(id),
         fd(std::move(socket)),
         process(std::move(peer)),
         lane(lane),
@@ -61,6 +63,7 @@ class Connection {
         credit_nbytes(credit),
         scratch(scratch_nbytes) {}
 
+  const PoolPtr pool;  // first: what follows lies in it
   const uint64_t id;
   Fd fd;
   const ProcessId process;
@@ -74,14 +77,16 @@ class Connection {
   bool tx_blocked = false;  // the kernel's buffer is full: the transmit thread waits until it is writable
   bool tx_broken = false;   // sending failed; the receive thread will see the end of the stream
   OutFrame frame;
-  std::unordered_map<StreamKey, OutStream*, StreamKeyHash> out;
+  template <class T>
+  using ByStream = std::pmr::unordered_map<StreamKey, T, StreamKeyHash>;
+  ByStream<OutStream*> out{pool.get()};
   std::vector<OutStream*> ready;    // may have sendable bytes; sorted by the op's order
   std::vector<OutStream*> starved;  // had no credit
-  std::deque<ControlFrame> control;
-  uint64_t credit_nbytes;      // what may still be sent without a grant
-  uint64_t owed_nbytes = 0;    // credit to return to the peer
-  bool credit_queued = false;  // a frame of type kCredit is among the control frames
-  std::unordered_map<StreamKey, uint64_t, StreamKeyHash> early_grants;  // for ops not posted here yet
+  std::pmr::deque<ControlFrame> control{pool.get()};
+  uint64_t credit_nbytes;                       // what may still be sent without a grant
+  uint64_t owed_nbytes = 0;                     // credit to return to the peer
+  bool credit_queued = false;                   // a frame of type kCredit is among the control frames
+  ByStream<uint64_t> early_grants{pool.get()};  // for ops not posted here yet
 
   // --- receive ---
   std::vector<std::byte> scratch;
@@ -90,7 +95,7 @@ class Connection {
   FrameHeader header;         // of the frame whose payload is being read
   uint32_t left_nbytes = 0;   // of that payload
   InStream* rx_in = nullptr;  // its stream; null: the payload is dropped
-  std::unordered_map<StreamKey, std::unique_ptr<InStream>, StreamKeyHash> in;
+  ByStream<InStream> in{pool.get()};
 };
 
 }  // namespace mccl

@@ -25,7 +25,7 @@ void Engine::add_connection(Fd socket, const ProcessId& process, int32_t lane, s
   const int fd = socket.get();
   const uint64_t id = next_connection_++;
   auto connection = std::make_shared<Connection>(id, std::move(socket), process, lane, std::move(host),
-                                                 options_.credit_nbytes, options_.scratch_nbytes);
+                                                 options_.credit_nbytes, options_.scratch_nbytes, pool_);
   connections_[id] = connection;
   by_process_[{process, lane}] = connection;
   for (const auto& [group_id, group] : groups_) attach(*group);
@@ -77,13 +77,13 @@ std::vector<int32_t> Engine::unconnected_peers(const Group& group, const Operati
 }
 
 InStream& Engine::in_stream(Connection& connection, const StreamKey& key) {
-  auto& stream = connection.in[key];
-  if (!stream) {
-    stream = std::make_unique<InStream>();
-    stream->connection = &connection;
-    stream->key = key;
+  const auto [found, added] = connection.in.try_emplace(key, connection.pool.get());
+  InStream& stream = found->second;
+  if (added) {
+    stream.connection = &connection;
+    stream.key = key;
   }
-  return *stream;
+  return stream;
 }
 
 // One stream for each peer that the op sends to, and one for each that it receives from.
@@ -217,16 +217,16 @@ uint64_t Engine::parked_nbytes() const {
   uint64_t total = 0;
   for (const auto& [id, connection] : connections_) {
     for (const auto& [key, stream] : connection->in) {
-      for (const Parked& block : stream->parked) total += block.nbytes;
+      for (const Parked& block : stream.parked) total += block.nbytes;
     }
   }
   return total;
 }
 
-void Engine::enqueue_completion(std::function<void()> job) {
+void Engine::enqueue_completion(Completion completion) {
   constexpr size_t kMostThreads = 64;
   std::lock_guard lock(completion_mutex_);
-  completion_queue_.push_back(std::move(job));
+  completion_queue_.push_back(std::move(completion));
   if (idle_completion_threads_ == 0 && completion_threads_.size() < kMostThreads) {
     completion_threads_.emplace_back([this] { completion_loop(); });
   }
@@ -248,16 +248,35 @@ void Engine::completion_loop() {
     }
     --idle_completion_threads_;
     if (completion_queue_.empty()) return;
-    auto job = std::move(completion_queue_.front());
+    Completion completion = std::move(completion_queue_.front());
     completion_queue_.pop_front();
     ++running_completions_;
     completion_stuck_at_ = deadline_after_ms(kStuck_ms);
     lock.unlock();
-    job();
-    job = nullptr;  // what it holds ends outside the lock
+    complete(completion);
+    completion = {};  // what it holds ends outside the lock
     lock.lock();
     --running_completions_;
   }
+}
+
+void Engine::complete(Completion& completion) {
+  Operation& op = *completion.op;
+  if (op.finalizer) {
+    try {
+      op.finalizer();
+    } catch (const std::exception& fault) {
+      ErrorInfo info;
+      info.code = Code::kSystem;
+      info.op = to_string(op.fingerprint.kind);
+      info.ticket = op.ticket;
+      info.detail = std::string("the result could not be copied into the tensor: ") + fault.what();
+      op.failure = std::make_shared<const Error>(std::move(info));
+    }
+    op.finalizer = nullptr;
+    completion.callbacks = op.settle();
+  }
+  for (const auto& callback : completion.callbacks) callback();
 }
 
 void Engine::shutdown() {

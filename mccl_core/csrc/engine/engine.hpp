@@ -86,7 +86,8 @@ class Engine {
       held_ = true;
     }
     void unlock() {
-      const auto trash = std::exchange(engine_.trash_, {});
+      std::pmr::vector<std::shared_ptr<void>> trash(engine_.pool_.get());
+      trash.swap(engine_.trash_);
       held_ = false;
       engine_.mutex_.unlock();
     }
@@ -104,9 +105,15 @@ class Engine {
   void attach(Group& group);
   void replay_notices(uint64_t group);
   void completion_loop();
-  // Jobs run one after another. One that has not ended for a while may be waiting for the callback of another op, which
-  // only a second thread can run: the next job starts beside it.
-  void enqueue_completion(std::function<void()> job);
+  // What is left to do for an op: its finalizer, and then it settles, or only the callbacks of one that has settled.
+  struct Completion {
+    std::shared_ptr<Operation> op;
+    std::vector<std::function<void()>> callbacks;  // which may refer to the op
+  };
+  // Completions run one after another. One that has not ended for a while may be waiting for the callback of another
+  // op, which only a second thread can run: the next one starts beside it.
+  void enqueue_completion(Completion completion);
+  static void complete(Completion& completion);
 
   // --- progress.cpp ---
   static uint64_t open_nbytes(const OutStream& stream);
@@ -174,6 +181,7 @@ class Engine {
   ErrorInfo describe_wait(const Operation& op) const;
 
   const Options options_;
+  const PoolPtr pool_ = make_pool();
   mutable std::mutex mutex_;
   Poller receive_poller_;
   Poller transmit_poller_;
@@ -181,13 +189,13 @@ class Engine {
   std::unordered_map<uint64_t, ConnectionPtr> connections_;            // by id
   std::map<std::pair<ProcessId, int32_t>, ConnectionPtr> by_process_;  // and lane
   std::unordered_map<uint64_t, std::shared_ptr<Group>> groups_;
-  std::unordered_set<uint64_t> closed_groups_;  // late frames of these are dropped
-  std::deque<uint64_t> transmit_queue_;         // connection ids
+  std::unordered_set<uint64_t> closed_groups_;             // late frames of these are dropped
+  std::pmr::deque<uint64_t> transmit_queue_{pool_.get()};  // connection ids
   uint64_t next_connection_ = 1;
   uint64_t next_order_ = 1;
   TimePoint next_deadline_ = kNever;
   Counters counters_{};
-  std::vector<std::shared_ptr<void>> trash_;  // see Lock
+  std::pmr::vector<std::shared_ptr<void>> trash_{pool_.get()};  // see Lock
   // Goodbyes and errors of groups that peers have made already and this process has not.
   struct Notice {
     ConnectionPtr connection;
@@ -200,7 +208,7 @@ class Engine {
 
   std::mutex completion_mutex_;
   std::condition_variable completion_wake_;
-  std::deque<std::function<void()>> completion_queue_;
+  std::pmr::deque<Completion> completion_queue_{pool_.get()};
   std::vector<std::thread> completion_threads_;
   size_t idle_completion_threads_ = 0;
   size_t running_completions_ = 0;

@@ -76,8 +76,8 @@ bool Engine::claims_all(Group& group, const StreamKey& key, const PointToPoint* 
     const ConnectionPtr& connection = group.links[rank].receive;
     if (!connection) continue;
     const auto found = connection->in.find(key);
-    if (found == connection->in.end() || found->second->op != nullptr) continue;
-    fail_unexpected(group, *connection, key, found->second->fingerprint);
+    if (found == connection->in.end() || found->second.op != nullptr) continue;
+    fail_unexpected(group, *connection, key, found->second.fingerprint);
     return false;
   }
   return true;
@@ -142,7 +142,7 @@ void Engine::purge(uint64_t group) {
   for (const auto& [id, connection] : connections_) {
     std::erase_if(connection->early_grants, [&](const auto& entry) { return entry.first.group == group; });
     for (auto it = connection->in.begin(); it != connection->in.end();) {
-      InStream& stream = *it->second;
+      InStream& stream = it->second;
       if (stream.key.group != group) {
         ++it;
         continue;

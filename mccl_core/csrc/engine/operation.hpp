@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <memory_resource>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -48,20 +49,22 @@ struct Parked {
 
 // The bytes that one peer sends this rank in one op. Exists from the first frame or the post, whichever is first.
 struct InStream {
+  explicit InStream(std::pmr::memory_resource* pool) : steps(pool), parked(pool) {}
+
   Operation* op = nullptr;  // null until the op is posted
   Connection* connection = nullptr;
   int32_t peer = -1;
   StreamKey key;
   Fingerprint fingerprint;  // as the sender states it
   bool announced = false;   // a data frame or request has come
-  std::vector<int32_t> steps;
+  std::pmr::vector<int32_t> steps;
   size_t cursor = 0;
   uint64_t arrived = 0;  // stream bytes taken from the socket
   uint64_t granted = 0;  // stream offset that the sender was told
   uint64_t nbytes = 0;   // all bytes of the stream, once posted
   bool requested = false;
   bool busy = false;  // a thread is reading parked or arriving bytes into the op, outside the lock
-  std::deque<Parked> parked;
+  std::pmr::deque<Parked> parked;
 };
 
 struct StepState {

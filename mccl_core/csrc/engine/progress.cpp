@@ -200,28 +200,12 @@ void Engine::unpin(const std::shared_ptr<Operation>& op) {
 void Engine::settle(const std::shared_ptr<Operation>& op) {
   if (op->keep_alive) trash_.push_back(std::move(op->keep_alive));
   if (op->finalizer && !op->failure) {
-    enqueue_completion([op] {
-      try {
-        op->finalizer();
-      } catch (const std::exception& fault) {
-        ErrorInfo info;
-        info.code = Code::kSystem;
-        info.op = to_string(op->fingerprint.kind);
-        info.ticket = op->ticket;
-        info.detail = std::string("the result could not be copied into the tensor: ") + fault.what();
-        op->failure = std::make_shared<const Error>(std::move(info));
-      }
-      op->finalizer = nullptr;
-      for (const auto& callback : op->settle()) callback();
-    });
+    enqueue_completion({op, {}});
     return;
   }
   if (op->finalizer) trash_.push_back(std::make_shared<std::function<void()>>(std::move(op->finalizer)));
   auto callbacks = op->settle();
-  if (callbacks.empty()) return;
-  enqueue_completion([op, callbacks = std::move(callbacks)] {  // which refer to the op
-    for (const auto& callback : callbacks) callback();
-  });
+  if (!callbacks.empty()) enqueue_completion({op, std::move(callbacks)});
 }
 
 }  // namespace mccl

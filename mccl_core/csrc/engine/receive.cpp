@@ -37,7 +37,7 @@ Parked& Engine::parking_block(Connection& connection, InStream& stream) {
   if (stream.parked.empty() || stream.parked.back().filled == stream.parked.back().nbytes) {
     Parked block;
     block.nbytes = connection.left_nbytes;
-    block.data = std::make_shared_for_overwrite<std::byte[]>(block.nbytes);
+    block.data = allocate(connection.pool, block.nbytes);
     block.on_credit = connection.header.on_credit;
     stream.parked.push_back(std::move(block));
   }
@@ -189,7 +189,8 @@ void Engine::on_header(Connection& connection, Lock& lock) {
   const FrameHeader& header = connection.header;
   if (header.credit_nbytes > 0) {
     connection.credit_nbytes = std::min(connection.credit_nbytes + header.credit_nbytes, options_.credit_nbytes);
-    for (OutStream* stream : std::exchange(connection.starved, {})) mark_ready(*stream);
+    for (OutStream* stream : connection.starved) mark_ready(*stream);
+    connection.starved.clear();
     kick(connection, false, lock);
   }
   switch (header.type) {
