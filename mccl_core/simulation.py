@@ -14,6 +14,9 @@ from mccl_core.planning import Candidate
 if TYPE_CHECKING:
     from mccl_core import _C
 
+# The kernel interleaves connections packet by packet, or by what TCP hands to the card at once, and not by our segments.
+PACKET_NBYTES = 64 * 1024
+
 
 @dataclass(frozen=True)
 class Backward:
@@ -51,7 +54,8 @@ def simulate_all_reduces(
     """All-reduces of `nbytes` each, which every rank starts at `ready_s`, all by the same plan.
 
     Args:
-        profile: of the link. Its step's processor time is charged to each segment that arrives.
+        profile: of the link. Its step's processor time is charged to each segment that arrives, in equal parts to
+            its packets.
         plan: algorithm and number of chunks; its predicted time is not used.
         world: number of ranks.
         nbytes: of each tensor.
@@ -69,6 +73,7 @@ def simulate_all_reduces(
     config = config or CoreConfig.model_validate({})
     goodput = profile.goodput_GBps * 1e9
     narrow = profile.uplink_GBps > 0
+    packet_nbytes = min(PACKET_NBYTES, config.segment_nbytes)
     result = _C.simulate(
         "all_reduce",
         plan.algorithm,
@@ -77,11 +82,11 @@ def simulate_all_reduces(
         ready_s=list(ready_s),
         alpha_s=profile.latency_us / 1e6,
         goodput_bytes_per_s=goodput,
-        segment_nbytes=config.segment_nbytes,
+        segment_nbytes=packet_nbytes,
         forward_nbytes=0,  # what forwarding costs is part of the latency
         credit_nbytes=config.credit_nbytes,
         chunk_count=plan.chunks,
-        segment_cost_s=profile.step_us / 1e6,
+        segment_cost_s=profile.step_us / 1e6 * packet_nbytes / config.segment_nbytes,
         groups=list(group_of_rank) if narrow or plan.algorithm == "two_level" else [],
         uplink_goodput_bytes_per_s=profile.uplink_GBps * 1e9 if narrow else goodput * world,
         max_in_flight=max_in_flight,
