@@ -256,16 +256,16 @@ def run_programs(rank: int, world: int, first_seed: int, count: int) -> None:
             raise
 
 
-LITTLE_CREDIT = {"MCCL_CREDIT_NBYTES": "65536", "MCCL_EAGER_GRANT_NBYTES": "1000000000"}
+LITTLE_CREDIT: dict[str, Any] = {"MCCL_CREDIT_NBYTES": "65536", "MCCL_EAGER_GRANT_NBYTES": "1000000000"}
 
 
 @pytest.mark.parametrize("settings", [{}, LITTLE_CREDIT], ids=["defaults", "little_credit"])
-def test_random_programs_end_and_are_exact(settings: dict[str, str]) -> None:
+def test_random_programs_end_and_are_exact(settings: dict[str, Any]) -> None:
     run_ranks(4, run_programs, 0, QUICK_PROGRAMS, **settings)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, LITTLE_CREDIT], ids=["defaults", "little_credit"])
 @pytest.mark.parametrize("world", [4, 6])
-def test_many_random_programs_end_and_are_exact(world: int, settings: dict[str, str]) -> None:
+def test_many_random_programs_end_and_are_exact(world: int, settings: dict[str, Any]) -> None:
     run_ranks(world, run_programs, 10_000, PROGRAMS, timeout_s=250, **settings)
