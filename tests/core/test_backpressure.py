@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pytest
 import torch
@@ -97,8 +97,25 @@ def one_late_rank(rank: int, world: int, pool_nbytes: int) -> tuple[int, int]:
 @pytest.mark.parametrize("algorithm", SENDERS)
 @pytest.mark.parametrize("pool_nbytes", POOLS)
 def test_a_late_rank_parks_no_more_than_its_pools(pool_nbytes: int, algorithm: str) -> None:
-    env = {"MCCL_CREDIT_NBYTES": str(pool_nbytes), "MCCL_ALLREDUCE_ALGO": algorithm}
+    env: dict[str, Any] = {"MCCL_CREDIT_NBYTES": str(pool_nbytes), "MCCL_ALLREDUCE_ALGO": algorithm}
     peaks = run_ranks(WORLD, one_late_rank, pool_nbytes, **env)
     most = pool_nbytes * SENDERS[algorithm]
     assert all(waiting <= most and catching_up <= most for waiting, catching_up in peaks), (most, peaks)
     assert peaks[LATE][0] > most * 3 // 4, "the late rank's pools were not used up: nothing was put to the test"
+
+
+def one_late_slow_rank(rank: int, world: int, pool_nbytes: int) -> int:
+    # Products of halves are slow: slower than the bytes come in.
+    tensor = torch.full((32_000_000,), 2.0 + rank, dtype=torch.float16)
+    with Peak() as peak:
+        if rank == 0:
+            wait_until_full(pool_nbytes)
+        dist.reduce(tensor, 0, op=dist.ReduceOp.PRODUCT)
+    assert rank != 0 or torch.equal(tensor, torch.full_like(tensor, 6.0))
+    return peak.nbytes
+
+
+def test_a_late_rank_parks_no_more_while_it_takes_what_is_parked() -> None:
+    pool_nbytes = POOLS[0]
+    peaks = run_ranks(2, one_late_slow_rank, pool_nbytes)
+    assert pool_nbytes * 3 // 4 < peaks[0] <= pool_nbytes * 2, peaks  # two ranks have a connection each way
