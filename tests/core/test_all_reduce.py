@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from support.algorithms import groups_by_algorithm
 from support.ranks import run_ranks
 
 FLOATS = {torch.float32: 1e-6, torch.float64: 1e-15, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -80,22 +78,6 @@ def digest(tensor: torch.Tensor) -> str:
     if tensor.numel() == 0:
         return ""
     return hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
-def groups_by_algorithm(rank: int, world: int) -> dict[str, dist.ProcessGroup]:
-    """A group for each algorithm that a world of this size can use; ranks take turns behind two switches."""
-    # So that 64 KiB go in several chunks, also where that is a matter of cost: without latency they cost nothing.
-    os.environ["MCCL_CHUNK_NBYTES"] = "16384"
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as profile:
-        profile.write("latency_us: 1\nstep_us: 0\ngoodput_GBps: 1\n")
-    os.environ["MCCL_LINK_PROFILE"] = profile.name
-    os.environ["MCCL_SWITCH_GROUP"] = f"switch{rank % 2}"
-    groups = {}
-    for name in ["ring", "recursive_doubling", "two_level"] + (["circulant"] if world > 2 else []):
-        os.environ["MCCL_ALLREDUCE_ALGO"] = name
-        groups[name] = dist.new_group(backend="mccl")
-    Path(profile.name).unlink()
-    return groups
 
 
 def all_cases(rank: int, world: int) -> list[str]:
