@@ -63,7 +63,8 @@ struct InStream {
   uint64_t granted = 0;  // stream offset that the sender was told
   uint64_t nbytes = 0;   // all bytes of the stream, once posted
   bool requested = false;
-  bool busy = false;  // a thread is reading parked or arriving bytes into the op, outside the lock
+  bool draining = false;  // a thread is taking parked bytes into the op
+  bool busy = false;      // a thread is reading parked or arriving bytes into the op, outside the lock
   std::pmr::deque<Parked> parked;
 };
 

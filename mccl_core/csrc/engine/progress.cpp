@@ -42,6 +42,9 @@ bool Engine::can_consume(const InStream& stream) {
 void Engine::update_grant(InStream& stream) {
   if (stream.op == nullptr || !stream.op->ready || stream.cursor == stream.steps.size()) return;
   if (stream.nbytes < options_.eager_grant_nbytes && !stream.requested) return;
+  // First what is parked: bytes granted meanwhile would be parked behind it, as many as were granted. drain() comes
+  // back here when it is done.
+  if (stream.draining || (!stream.parked.empty() && can_consume(stream))) return;
   uint64_t end = 0;
   for (size_t i = 0; i < stream.steps.size(); ++i) {
     const Step& step = stream.op->steps[static_cast<size_t>(stream.steps[i])];
@@ -68,13 +71,16 @@ void Engine::return_credit(Connection& connection, uint64_t nbytes) {
 void Engine::drain(InStream& stream, Lock& lock) {
   const std::shared_ptr<Operation> op = stream.op ? stream.op->shared_from_this() : nullptr;
   if (!op) return;
+  const bool outermost = !std::exchange(stream.draining, true);
+  bool drained = false;
   while (!op->finished && !stream.parked.empty() && can_consume(stream)) {
     Parked& block = stream.parked.front();
     const auto index = static_cast<size_t>(stream.steps[stream.cursor]);
     uint64_t n = block.filled - block.consumed;
     n = std::min(n, op->steps[index].recv.nbytes - op->states[index].received);
     n -= n % op->element_nbytes;
-    if (n == 0) return;
+    if (n == 0) break;
+    drained = true;
     Connection& connection = *stream.connection;
     // The block is booked before consume(), whose progress may complete the op and end the stream.
     const std::shared_ptr<std::byte[]> data = block.data;
@@ -86,6 +92,9 @@ void Engine::drain(InStream& stream, Lock& lock) {
     }
     consume(stream, data.get() + begin, n, lock);
   }
+  if (op->finished || !outermost) return;  // the stream is gone, or another call here goes on
+  stream.draining = false;
+  if (drained) update_grant(stream);
 }
 
 namespace {
