@@ -14,7 +14,7 @@ from mccl_core.planning import Candidate
 if TYPE_CHECKING:
     from mccl_core import _C
 
-# The kernel interleaves connections packet by packet, or by what TCP hands to the card at once, and not by our segments.
+# The kernel interleaves connections by packets, or by what TCP hands to the card at once, and not by our segments.
 PACKET_NBYTES = 64 * 1024
 
 
