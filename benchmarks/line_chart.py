@@ -18,7 +18,8 @@ class _Axis:
     """Maps the logarithm of a value onto pixels."""
 
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
-        self._low, self._span = math.log(low), math.log(high) - math.log(low)
+        self._low = math.log(low)
+        self._span = math.log(high) - self._low or 1.0  # a single value stands at the start
         self._start, self._end = start, end
 
     def at(self, value: float) -> float:

@@ -121,3 +121,9 @@ def test_a_chart_draws_and_names_each_line(line_chart: ModuleType) -> None:
     texts = {text.text: float(text.get("y", "nan")) for text in root.findall(f"{name}text")}
     assert {"title", "x, units", "y, units", "a < b", "c", "1,000"} <= set(texts)
     assert abs(texts["a < b"] - texts["c"]) >= 15  # lines that end close together have names apart
+
+
+def test_a_chart_of_one_number_of_macs_can_be_drawn(line_chart: ModuleType) -> None:
+    chart = line_chart.line_chart("title", "Macs", "ms", {"ring": [(200, 10.0)]})
+    assert "nan" not in chart
+    ElementTree.fromstring(chart)
