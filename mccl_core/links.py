@@ -37,8 +37,8 @@ class LinkProfile(BaseModel):
 ETHERNET_10G = LinkProfile(latency_us=306, step_us=0, goodput_GBps=1.238, circulant_share=0.86)
 # From benchmarks/allreduce.py on 16 cores.
 LOOPBACK = LinkProfile(latency_us=10, step_us=20, goodput_GBps=3, circulant_share=0.9)
-# What stands around a profile that a program prints among other lines.
-PRINTED_BEGIN, PRINTED_END = "--- link profile ---", "--- end of link profile ---"
+# What a program prints before a profile, as a JSON string, on a line among others.
+PRINTED_PREFIX = "link profile: "
 BUILT_IN = {"ethernet-10g": ETHERNET_10G, "loopback": LOOPBACK}
 
 

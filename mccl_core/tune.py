@@ -8,6 +8,7 @@ MCCL_LINK_PROFILE=FILE then makes jobs choose by it; every rank needs the same f
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import sys
@@ -18,11 +19,11 @@ import torch.distributed as dist
 
 import mccl_core
 from mccl_core import tuning
-from mccl_core.links import PRINTED_BEGIN, PRINTED_END
+from mccl_core.links import PRINTED_PREFIX
 
 
 def main() -> None:
-    """Measures, and on rank 0 writes the profile, or prints it between two marks where no file is named."""
+    """Measures, and on rank 0 writes the profile, or prints it on one line where no file is named."""
     parser = argparse.ArgumentParser(
         prog="mccl_core.tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -52,7 +53,8 @@ def main() -> None:
             if arguments.output:
                 arguments.output.write_text(text)
             else:
-                print(f"{PRINTED_BEGIN}\n{text}{PRINTED_END}", flush=True)
+                # One line: those of other ranks come in between.
+                print(f"{PRINTED_PREFIX}{json.dumps(text)}", flush=True)
     finally:
         dist.destroy_process_group()
 

@@ -26,8 +26,9 @@ def test_a_local_fleet_writes_a_profile_that_loads_and_is_used(
 ) -> None:
     command = start("tune", "--output", "link.yaml", "--workers", "2", "--seconds", "0.02")
     assert command.process.stdout is not None
-    [told] = [json.loads(line) for line in command.process.stdout]
+    lines = list(command.process.stdout)
     assert command.process.wait() == exitcodes.OK, command.errors()
+    [told] = map(json.loads, lines)
     file = tmp_path / "link.yaml"
     profile = links.load(str(file))
     assert told == {"output": "link.yaml", "profile": profile.model_dump()}

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from mccl_core.links import PRINTED_BEGIN, PRINTED_END
+from mccl_core.links import PRINTED_PREFIX
 from mccl_core.settings import SettingsError
 from mccl_fleet import config
 from mccl_fleet.commands.submit import remote_events
@@ -115,8 +115,7 @@ def _macs(address: str, pool: str) -> int:
 
 def _follow(events: Iterator[Event], *, quiet: bool) -> str:
     """Shows the job's events until its end; returns the profile that rank 0 has printed."""
-    lines: list[str] = []
-    inside = False
+    printed: str | None = None
     result: Event = {}
     try:
         with closing(events), PlainRenderer() as renderer:  # type: ignore[type-var]
@@ -124,18 +123,14 @@ def _follow(events: Iterator[Event], *, quiet: bool) -> str:
                 text = event["text"] if event["event"] == OUTPUT else None
                 if event["event"] == RESULT:
                     result = event
-                elif text == PRINTED_BEGIN:
-                    inside, lines = True, []
-                elif text == PRINTED_END:
-                    inside = False
-                elif inside and text is not None:
-                    lines.append(text)
+                elif text is not None and text.startswith(PRINTED_PREFIX):
+                    printed = json.loads(text.removeprefix(PRINTED_PREFIX))
                 elif not quiet:
                     renderer.show(event)
     except FleetStartError as error:
         raise fail(f"the local fleet could not start: {error}", exitcodes.FAILED) from None
     if result.get("status") != FINISHED:
         raise fail(str(result.get("error")), int(result.get("exit_code", exitcodes.FAILED)))
-    if inside or not lines:
+    if printed is None:
         raise fail("the job printed no profile; its versions of mccl-fleet may differ", exitcodes.FAILED)
-    return "\n".join(lines) + "\n"
+    return printed
