@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 from support.commands import Command
+from typer.testing import CliRunner
+
+from mccl_fleet.main import app
 
 
 @pytest.fixture
@@ -47,3 +50,18 @@ def write_job(tmp_path: Path) -> Callable[..., str]:
         return str(path)
 
     return write
+
+
+@pytest.fixture
+def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs the command in this process; whatever would start a fleet fails the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("MCCL_FLEET_ADDRESS", "MCCL_FLEET_PROFILE", "MCCL_SECRET", "MCCL_SECRET_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def started(*unused: object) -> None:
+        raise AssertionError("a fleet was started")
+
+    monkeypatch.setattr("mccl_ray.local_fleet.LocalFleet.__enter__", started)
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])

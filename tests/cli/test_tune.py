@@ -6,15 +6,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.commands import Command
-from typer.testing import CliRunner
 
 from mccl_core import links
-from mccl_fleet.main import app
 from mccl_ray import exitcodes
 
 
@@ -58,18 +57,9 @@ def test_a_job_that_fails_leaves_no_file(start: Callable[..., Command], tmp_path
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Runs `tune` in this process; whatever would start a fleet fails the test."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("MCCL_FLEET_ADDRESS", "MCCL_FLEET_PROFILE", "MCCL_SECRET", "MCCL_SECRET_FILE"):
-        monkeypatch.delenv(name, raising=False)
-
-    def started(*unused: object) -> None:
-        raise AssertionError("a fleet was started")
-
-    monkeypatch.setattr("mccl_ray.local_fleet.LocalFleet.__enter__", started)
-    return lambda *arguments: CliRunner().invoke(app, ["tune", *arguments])
+def run(run_here: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs `tune` in this process."""
+    return partial(run_here, "tune")
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,11 @@ Pieces pieces(const Team& team, const std::vector<Range>& blocks, int32_t begin,
   return {span(from, team.size()), span(0, to - team.size())};
 }
 
+// One block of this size for each rank; not of 0 bytes.
+std::vector<Range> equal_blocks(Member me, uint64_t block_nbytes) {
+  return blocks_of({0, block_nbytes * static_cast<uint64_t>(me.world)}, block_nbytes, me.world);
+}
+
 Gate received(Frontier frontier) { return frontier < 0 ? Gate{} : Gate{GateKind::kReceived, frontier}; }
 }  // namespace
 
@@ -107,8 +112,7 @@ Schedule circulant_all_gather(Member me, uint64_t block_nbytes) {
   const Team team = everyone(me);
   std::vector<Frontier> frontiers{-1};
   Schedule schedule;
-  const uint64_t nbytes = block_nbytes * static_cast<uint64_t>(me.world);
-  append_circulant_all_gather(schedule, team, {blocks_of({0, nbytes}, block_nbytes, me.world)}, frontiers, {});
+  append_circulant_all_gather(schedule, team, {equal_blocks(me, block_nbytes)}, frontiers, {});
   return schedule;
 }
 
@@ -117,8 +121,7 @@ Schedule circulant_reduce_scatter(Member me, uint64_t block_nbytes) {
   const Team team = everyone(me);
   std::vector<Frontier> frontiers{-1};
   Schedule schedule;
-  const uint64_t nbytes = block_nbytes * static_cast<uint64_t>(me.world);
-  append_circulant_reduce_scatter(schedule, team, {blocks_of({0, nbytes}, block_nbytes, me.world)}, frontiers, true);
+  append_circulant_reduce_scatter(schedule, team, {equal_blocks(me, block_nbytes)}, frontiers, true);
   return schedule;
 }
 
