@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mccl_core import _local_socket
 from mccl_core._handshake import Handshake, HandshakeError, Hello, Verdict, accept
 
 log = logging.getLogger("mccl")
@@ -35,7 +36,7 @@ class Listener:
     """Accepts, authenticates and hands over connections.
 
     `admit(hello, socket, tell)` is called on the listener's thread for each dialer that proved to be who it says; it
-    owns the socket from then on.
+    owns the socket from then on. With `local` it also listens on a Unix socket, for processes of this machine.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Listener:
         me: bytes,
         secret_of: Callable[[str], bytes | None],
         admit: Admit,
+        local: bool = False,
     ) -> None:
         self._address = address
         self._port_base = port_base
@@ -54,6 +56,7 @@ class Listener:
         self._me = me
         self._secret_of = secret_of
         self._admit = admit
+        self._local = local
         self._guests: dict[int, _Guest] = {}
         self._stopping = False
         self.port = 0
@@ -66,9 +69,13 @@ class Listener:
         """
         self._socket = _bind(self._address, self._port_base)
         self.port = self._socket.getsockname()[1]
+        self._doors = [self._socket]
+        if self._local:
+            self._doors.append(_local_socket.bind(self._me, _BACKLOG))
         self._wake_read, self._wake_write = socket.socketpair()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._socket, selectors.EVENT_READ)
+        for door in self._doors:
+            self._selector.register(door, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="mccl-listener", daemon=True)
         self._thread.start()
@@ -82,7 +89,7 @@ class Listener:
     def close_descriptors_in_child(self) -> None:
         """In a forked child: closes the inherited descriptors; the thread does not exist there."""
         for sock in (
-            self._socket,
+            *self._doors,
             self._wake_read,
             self._wake_write,
             *(g.sock for g in self._guests.values()),
@@ -93,8 +100,8 @@ class Listener:
     def _run(self) -> None:
         while not self._stopping:
             for key, _ in self._selector.select(self._next_timeout()):
-                if key.fileobj is self._socket:
-                    self._greet()
+                if key.fileobj in self._doors:
+                    self._greet(key.fileobj)
                 elif key.fileobj is not self._wake_read and key.fd in self._guests:
                     guest = self._guests[key.fd]
                     try:
@@ -108,7 +115,8 @@ class Listener:
         for guest in list(self._guests.values()):
             self._dismiss(guest, "shutting down")
         self._selector.close()
-        for sock in (self._socket, self._wake_read, self._wake_write):
+        _local_socket.remove(self._me)
+        for sock in (*self._doors, self._wake_read, self._wake_write):
             sock.close()
 
     def _next_timeout(self) -> float | None:
@@ -116,15 +124,16 @@ class Listener:
             return None
         return max(0.0, min(g.deadline for g in self._guests.values()) - time.monotonic())
 
-    def _greet(self) -> None:
+    def _greet(self, door: socket.socket) -> None:
         try:
-            sock, address = self._socket.accept()
+            sock, address = door.accept()
         except OSError as error:  # the stranger has gone again, or descriptors ran out
             log.warning("mccl: accept failed: %s", error)
             return
         sock.setblocking(False)
         handshake = accept(sock.send, me=self._me, secret_of=self._secret_of)
-        guest = _Guest(sock, str(address[0]), handshake, next(handshake), time.monotonic() + self._timeout_s)
+        where = str(address[0]) if address else "this machine"
+        guest = _Guest(sock, where, handshake, next(handshake), time.monotonic() + self._timeout_s)
         self._guests[sock.fileno()] = guest
         self._selector.register(sock, selectors.EVENT_READ)
 

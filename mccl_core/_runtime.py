@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch.distributed import DistBackendError
 
-from mccl_core import _handshake
+from mccl_core import _handshake, _local_socket
 from mccl_core._C import Engine
 from mccl_core._handshake import HandshakeError, Hello, Verdict
 from mccl_core._listener import Listener
@@ -61,6 +61,7 @@ class Runtime:
             me=self.process,
             secret_of=self._jobs.get,
             admit=self._admit,
+            local=self.config.transport == "auto",
         )
         self._listener.start()
 
@@ -124,7 +125,9 @@ class Runtime:
     def _dial(self, peer: Peer, job: str, lane: int, deadline: float) -> None:
         timeout = max(0.001, deadline - time.monotonic())
         try:
-            sock = socket.create_connection((peer.address, peer.port), timeout=timeout)
+            sock = _local_socket.connect(peer.process, timeout) if self.config.transport == "auto" else None
+            if sock is None:
+                sock = socket.create_connection((peer.address, peer.port), timeout=timeout)
             try:
                 verdict = _handshake.dial(
                     sock, secret=self._jobs[job], job=job, me=self.process, peer=peer.process, lane=lane

@@ -64,6 +64,10 @@ class CoreConfig(BaseModel):
     )
     linger_ms: int = Field(1000, ge=0, description="Longest wait at exit for peers to take what was sent.")
 
+    transport: Literal["auto", "tcp"] = Field(
+        "auto",
+        description="`auto` takes Unix sockets between processes of one machine and TCP otherwise; `tcp` always.",
+    )
     listen_addr: str | None = Field(
         None, description="Address to listen on; by default the one that reaches the store's host."
     )

@@ -64,6 +64,7 @@ def connection_count(listening_ports: set[int]) -> int:
 
 def join(rank: int, world: int, listener: socket.socket) -> Joined:
     torch.set_num_threads(1)
+    os.environ["MCCL_TRANSPORT"] = "tcp"  # /proc names the ports of both ends
     limit = timedelta(seconds=120)
     store = dist.TCPStore(
         "127.0.0.1",

@@ -22,6 +22,14 @@ void configure_stream_socket(int fd, int buffer_nbytes) {
 #if defined(SO_NOSIGPIPE)
   if (::setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on) != 0) throw_system("setsockopt(SO_NOSIGPIPE)", errno);
 #endif
+#if defined(__APPLE__)
+  // macOS gives a Unix socket 8 KiB where Linux gives 208.
+  constexpr int kUnixBuffer_nbytes = 1 << 20;
+  sockaddr_storage own{};
+  socklen_t length = sizeof own;
+  const bool is_unix = ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) == 0 && own.ss_family == AF_UNIX;
+  if (is_unix && buffer_nbytes == 0) buffer_nbytes = kUnixBuffer_nbytes;
+#endif
   if (buffer_nbytes > 0) {
     for (const int option : {SO_SNDBUF, SO_RCVBUF}) {
       if (::setsockopt(fd, SOL_SOCKET, option, &buffer_nbytes, sizeof buffer_nbytes) != 0) {
