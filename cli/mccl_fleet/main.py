@@ -12,7 +12,7 @@ from types import FrameType
 
 import typer
 
-from mccl_fleet.commands import cancel, config_show, logs, nodes, plan, status, submit, tune, version
+from mccl_fleet.commands import cancel, config_show, doctor, logs, nodes, plan, status, submit, tune, version
 from mccl_ray import exitcodes
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.command()(cancel.cancel)
 app.command()(nodes.nodes)
 app.command()(plan.plan)
 app.command()(tune.tune)
+app.command()(doctor.doctor)
 app.command()(version.version)
 config_app.command("show")(config_show.config_show)
 app.add_typer(config_app, name="config")
