@@ -6,32 +6,45 @@ automatic loading of backends is off (TORCH_DEVICE_BACKEND_AUTOLOAD=0), `import 
 
 from __future__ import annotations
 
+import importlib
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from mccl_core._autoload import autoload, require_backend, torch_will_autoload
 
 if TYPE_CHECKING:
-    from mccl_core.metrics import get_metrics, reset_metrics
+    from mccl_core.metrics import get_metrics, log_metrics, reset_metrics
     from mccl_core.planning import explain
+    from mccl_core.prometheus import metrics_text
 
 try:
     __version__ = metadata.version("mccl-fleet")
 except metadata.PackageNotFoundError:  # built by CMake alone, without pip
     __version__ = "0+unknown"
 
-__all__ = ["__version__", "explain", "get_metrics", "require_backend", "reset_metrics"]
+__all__ = [
+    "__version__",
+    "explain",
+    "get_metrics",
+    "log_metrics",
+    "metrics_text",
+    "require_backend",
+    "reset_metrics",
+]
+
+_MODULE_OF = {
+    "explain": "mccl_core.planning",
+    "get_metrics": "mccl_core.metrics",
+    "log_metrics": "mccl_core.metrics",
+    "metrics_text": "mccl_core.prometheus",
+    "reset_metrics": "mccl_core.metrics",
+}
+"""What is imported when first asked for: these modules load torch."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("get_metrics", "reset_metrics"):
-        from mccl_core import metrics
-
-        return getattr(metrics, name)
-    if name == "explain":
-        from mccl_core.planning import explain
-
-        return explain
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

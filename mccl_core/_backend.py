@@ -12,6 +12,7 @@ from mccl_core._rendezvous import local_address, meet
 from mccl_core._runtime import get_runtime
 from mccl_core.config import CoreConfig
 from mccl_core.planning import number_groups, planner_options
+from mccl_core.prometheus import metrics_text
 
 log = logging.getLogger("mccl")
 
@@ -29,6 +30,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroupMCCL:
     log.setLevel(config.log_level.upper())
     store, rank, size = options.store, options.group_rank, options.group_size
     runtime = get_runtime(config, lambda: local_address(store))
+    runtime.serve_metrics(metrics_text)
     meeting = meet(runtime, store, rank, size, options.timeout)
 
     lanes = range(2 if size == 2 else 1)  # as the engine's Group has it

@@ -76,6 +76,13 @@ class CoreConfig(BaseModel):
     handshake_timeout_ms: int = Field(5_000, ge=1, description="Limit for a stranger to prove who it is.")
     host_name: str = Field(default_factory=socket.gethostname, description="How errors and tables call this machine.")
 
+    metrics_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="Serve the metrics for Prometheus at /metrics on this port, or the next free one; unset: do not.",
+    )
+
     secret: SecretStr | None = Field(None, description="The job's secret; at least 16 characters.")
     secret_file: Path | None = Field(
         None, description="A file that holds the job's secret; nobody but its owner may read it."

@@ -69,7 +69,8 @@ class Connection {
   const ProcessId process;
   const int32_t lane;  // which of the connections with that process (see Link)
   const std::string host;
-  bool lost = false;  // the socket is of no use any more
+  bool lost = false;           // the socket is of no use any more
+  PeerWaits* waits = nullptr;  // the process's, in the engine's metrics
 
   // --- transmit ---
   bool tx_busy = false;     // some thread is sending

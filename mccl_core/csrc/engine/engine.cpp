@@ -26,6 +26,7 @@ void Engine::add_connection(Fd socket, const ProcessId& process, int32_t lane, s
   const uint64_t id = next_connection_++;
   auto connection = std::make_shared<Connection>(id, std::move(socket), process, lane, std::move(host),
                                                  options_.credit_nbytes, options_.scratch_nbytes, pool_);
+  connection->waits = metrics_.peer(process);
   connections_[id] = connection;
   by_process_[{process, lane}] = connection;
   for (const auto& [group_id, group] : groups_) attach(*group);
@@ -174,7 +175,7 @@ void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<O
     if (stream->announced && !matches(*stream)) return;  // the group has failed; the op tells
   }
   if (!claims_all(*group, key, point_to_point)) return;
-  if (op->ready) start(op, lock);
+  if (op->ready) start(op, op->posted_at, lock);
 }
 
 void Engine::set_ready(const std::shared_ptr<Operation>& op) {
@@ -185,16 +186,18 @@ void Engine::set_ready(const std::shared_ptr<Operation>& op) {
   lock.unlock();
   op->copy_own_blocks();
   lock.lock();
-  if (!op->finished && !std::exchange(op->ready, true)) start(op, lock);
+  if (!op->finished && !std::exchange(op->ready, true)) start(op, now_ns(), lock);
   unpin(op);
 }
 
-void Engine::start(const std::shared_ptr<Operation>& op, Lock& lock) {
+void Engine::start(const std::shared_ptr<Operation>& op, TimePoint now, Lock& lock) {
+  metrics_.started(*op, now);
   // Sends first: what a peer waits for goes out before what has arrived is looked at.
   for (const auto& stream : op->out) mark_ready(*stream);
   for (size_t i = 0; i < op->out.size() && !op->finished; ++i) {
     kick(*op->out[i]->connection, true, lock);  // the first bytes of any op: no wake-up is as fast
   }
+  op->queued = !op->finished && must_queue(*op);
   for (size_t i = 0; i < op->in.size() && !op->finished; ++i) {
     update_grant(*op->in[i]);
     drain(*op->in[i], lock);
@@ -202,14 +205,14 @@ void Engine::start(const std::shared_ptr<Operation>& op, Lock& lock) {
   settle_if_complete(op);
 }
 
-Counters Engine::counters() const {
+Metrics::Snapshot Engine::metrics() const {
   const std::lock_guard guard(mutex_);
-  return counters_;
+  return metrics_.snapshot(now_ns());
 }
 
-void Engine::reset_counters() {
+void Engine::reset_metrics() {
   Lock lock(*this);
-  counters_ = {};
+  metrics_.reset(now_ns());
 }
 
 uint64_t Engine::parked_nbytes() const {

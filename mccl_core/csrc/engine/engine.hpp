@@ -1,8 +1,8 @@
 // The engine: one a process, shared by its groups. A transmit thread and a receive thread poll all connections;
 // completion threads run callbacks. One lock guards the state; system calls and reductions run outside it.
 //
-// Files: engine.cpp (life, groups, submission), progress.cpp (gates, grants, consuming, completing), transmit.cpp,
-// receive.cpp, faults.cpp (errors, goodbyes, deadlines).
+// Files: engine.cpp (life, groups, submission), metrics.cpp (counts), progress.cpp (gates, grants, consuming,
+// completing), transmit.cpp, receive.cpp, faults.cpp (errors, goodbyes, deadlines).
 #pragma once
 
 #include <atomic>
@@ -22,6 +22,7 @@
 #include "base/options.hpp"
 #include "engine/connection.hpp"
 #include "engine/group.hpp"
+#include "engine/metrics.hpp"
 #include "engine/operation.hpp"
 #include "io/poller.hpp"
 
@@ -61,8 +62,8 @@ class Engine {
   // and nothing happens where the op is over already.
   void set_ready(const std::shared_ptr<Operation>& op);
 
-  Counters counters() const;
-  void reset_counters();
+  Metrics::Snapshot metrics() const;
+  void reset_metrics();
   uint64_t parked_nbytes() const;
 
   // Says goodbye, waits until the peers have taken what was sent (at most options.linger_ms), joins the threads.
@@ -100,7 +101,7 @@ class Engine {
 
   // --- engine.cpp ---
   void build_streams(Operation& op, const StreamKey& key);
-  void start(const std::shared_ptr<Operation>& op, Lock& lock);
+  void start(const std::shared_ptr<Operation>& op, TimePoint now, Lock& lock);
   InStream& in_stream(Connection& connection, const StreamKey& key);
   void attach(Group& group);
   void replay_notices(uint64_t group);
@@ -119,6 +120,7 @@ class Engine {
   static uint64_t open_nbytes(const OutStream& stream);
   static bool gate_open(const Operation& op, const Gate& gate);
   static bool receive_open(const Operation& op, const Step& step);
+  static bool must_queue(const Operation& op);
   static bool can_consume(const InStream& stream);
   void update_grant(InStream& stream);
   void drain(InStream& stream, Lock& lock);
@@ -194,7 +196,7 @@ class Engine {
   uint64_t next_connection_ = 1;
   uint64_t next_order_ = 1;
   TimePoint next_deadline_ = kNever;
-  Counters counters_{};
+  Metrics metrics_;
   std::pmr::vector<std::shared_ptr<void>> trash_{pool_.get()};  // see Lock
   // Goodbyes and errors of groups that peers have made already and this process has not.
   struct Notice {

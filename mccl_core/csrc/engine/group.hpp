@@ -2,7 +2,6 @@
 // those that never change.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -10,22 +9,15 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/metrics.hpp"
 #include "engine/operation.hpp"
 
 namespace mccl {
-
-using ProcessId = std::string;  // 16 random bytes
 
 struct MemberInfo {
   ProcessId process;
   std::string host;
 };
-
-struct KindCounters {
-  uint64_t count = 0;
-  uint64_t nbytes = 0;  // of the caller's tensor, as torch counts them
-};
-using Counters = std::array<KindCounters, static_cast<size_t>(OpKind::kCount)>;
 
 // How this rank reaches a member. Where two ranks send each other much at the same time, on one socket, the kernel
 // makes the two directions wait for each other: a group of two has a *lane* for each direction.

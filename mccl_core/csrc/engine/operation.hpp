@@ -128,6 +128,11 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool finished = false;      // left the engine's tables
   std::shared_ptr<const Error> failure;
   TimePoint posted_at = 0;
+  // For the metrics: when it could begin (0: not yet), up to when its waiting is booked, and whether bytes that could
+  // have gone out at once had to queue.
+  TimePoint started_at = 0;
+  TimePoint waited_until = 0;
+  bool queued = false;
 
  private:
   friend class Engine;

@@ -88,6 +88,7 @@ bool Engine::pick_payload(Connection& connection) {
       continue;
     }
     Operation& op = *stream.op;
+    if (op.queued) metrics_.left_queue(op, now_ns());
     const auto index = static_cast<size_t>(stream.steps[stream.cursor]);
     OutFrame& frame = connection.frame;
     frame.op = op.shared_from_this();

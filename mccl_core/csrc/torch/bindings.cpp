@@ -65,17 +65,37 @@ std::vector<NamedPlan> plans(const py::dict& planner_values, const std::string& 
   return all;
 }
 
-py::dict counters_of(const Engine& engine) {
-  py::dict result;
-  const mccl::Counters counters = [&] {
+// By the kind's name: a dict for each algorithm that has been used (mccl_core/_C.pyi).
+py::dict metrics_of(const Engine& engine) {
+  const mccl::Metrics::Snapshot snapshot = [&] {
     py::gil_scoped_release free_gil;
-    return engine.counters();
+    return engine.metrics();
   }();
-  for (size_t kind = 0; kind < counters.size(); ++kind) {
-    py::dict entry;
-    entry["count"] = counters[kind].count;
-    entry["bytes"] = counters[kind].nbytes;
-    result[mccl::to_string(static_cast<mccl::OpKind>(kind))] = entry;
+  py::dict result;
+  for (size_t kind = 0; kind < mccl::kKinds; ++kind) {
+    py::list used;
+    for (size_t algorithm = 0; algorithm < mccl::kAlgorithms; ++algorithm) {
+      const auto name = static_cast<mccl::Algorithm>(algorithm);
+      const size_t index = mccl::op_index(static_cast<mccl::OpKind>(kind), name);
+      const mccl::OpCounters& counters = snapshot.ops[index];
+      py::dict waits;
+      for (const auto& [process, waited_ns] : snapshot.waits) {
+        if (waited_ns[index] > 0) waits[py::bytes(process)] = waited_ns[index];
+      }
+      if (counters.count + counters.failed + counters.parked_nbytes + waits.size() == 0) continue;
+      py::dict entry;
+      entry["algorithm"] = mccl::to_string(name);
+      entry["count"] = counters.count;
+      entry["failed"] = counters.failed;
+      entry["nbytes"] = counters.nbytes;
+      entry["bus_nbytes"] = counters.bus_nbytes;
+      entry["busy_ns"] = counters.busy_ns;
+      entry["queued_ns"] = counters.queued_ns;
+      entry["parked_nbytes"] = counters.parked_nbytes;
+      entry["waited_ns"] = waits;
+      used.append(entry);
+    }
+    result[mccl::to_string(static_cast<mccl::OpKind>(kind))] = used;
   }
   return result;
 }
@@ -102,8 +122,8 @@ void bind_engine(py::module_& m) {
             return engine.connected(id, lane);
           },
           py::arg("process"), py::arg("lane"))
-      .def("counters", &counters_of)
-      .def("reset_counters", &Engine::reset_counters, free_gil)
+      .def("metrics", &metrics_of)
+      .def("reset_metrics", &Engine::reset_metrics, free_gil)
       .def("parked_nbytes", &Engine::parked_nbytes, free_gil)
       .def("shutdown", &Engine::shutdown, free_gil)
       .def("close_descriptors_in_child", [](const std::shared_ptr<Engine>& engine) {
