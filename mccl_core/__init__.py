@@ -10,7 +10,7 @@ import importlib
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from mccl_core._autoload import autoload, require_backend, torch_will_autoload
+from mccl_core._autoload import autoload, install_finder, require_backend, torch_will_autoload
 
 if TYPE_CHECKING:
     from mccl_core.metrics import get_metrics, log_metrics, reset_metrics
@@ -48,6 +48,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+install_finder()
 # Where `import torch` will register the backend by itself, a command line that needs no torch does not wait for it.
 if __version__ == "0+unknown" or not torch_will_autoload():
     autoload()
