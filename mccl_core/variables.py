@@ -17,8 +17,8 @@ ALIASES: Mapping[str, str] = {
 """Other names of variables → fields of `CoreConfig`; MCCL_<FIELD> wins where both are set."""
 
 REPLACED: Mapping[str, str] = {
-    "MCCL_COMPRESSION": "gradients travel as they are; DDP's own fp16 and bf16 communication hooks work",
-    "MCCL_EVENT_SYNC": "device and engine always wait for each other by events",
+    "MCCL_COMPRESSION": "gradients travel as they are; DDP's fp16_compress_hook halves their bytes",
+    "MCCL_EVENT_SYNC": "a device and the engine have one way to wait for each other (docs/hand-off.md)",
     "MCCL_FAST_MATH": "sums are made by the CPU, exactly in order: there is nothing to relax",
     "MCCL_FP32_CPU_REDUCE": "sums are always made by the CPU, as bytes arrive",
     "MCCL_GPU_THRESHOLD": "sums are made by the CPU, as bytes arrive, at every size",
@@ -29,10 +29,9 @@ REPLACED: Mapping[str, str] = {
     "MCCL_PIPELINE_DEPTH": "a ring passes bytes on as they arrive; for the circulant set MCCL_CHUNK_NBYTES",
     "MCCL_RING_ALGO": "there is one ring; MCCL_ALLREDUCE_ALGO names another algorithm",
     "MCCL_SHADER_PATH": "there are no shaders to load",
-    "MCCL_SYNC_MODE": "device and engine always wait for each other by events",
+    "MCCL_SYNC_MODE": "a device and the engine have one way to wait for each other (docs/hand-off.md)",
     "MCCL_TCP_LOWAT": "a socket is sent what it takes; MCCL_SOCKET_BUFFER_NBYTES sizes its buffer",
     "MCCL_TOPK_RATIO": "gradients travel as they are",
-    "MCCL_TRANSPORT": "there is one transport, TCP",
     "MCCL_TRANSPORT_CRC": "frames' headers are always checked; payloads have TCP's own checksum",
     "MCCL_UNIFIED_COLLECTIVE": "all collectives are run by one engine",
 }

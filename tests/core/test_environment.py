@@ -125,9 +125,9 @@ def said(rank: int, world: int) -> list[str]:
 
 
 def test_one_rank_of_a_machine_says_it_once() -> None:
-    texts = run_ranks(2, said, backend="gloo", MCCL_TRANSPORT="tcp", MCCL_PORT_BSE="1")
+    texts = run_ranks(2, said, backend="gloo", MCCL_TCP_LOWAT="1", MCCL_PORT_BSE="1")
     assert texts[1] == []
     assert texts[0] == [
         "mccl: MCCL_PORT_BSE has no effect: there is no such variable; did you mean MCCL_PORT_BASE?",
-        "mccl: MCCL_TRANSPORT has no effect: there is one transport, TCP",
+        "mccl: MCCL_TCP_LOWAT has no effect: " + REPLACED["MCCL_TCP_LOWAT"],
     ]
