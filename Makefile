@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-all check lint format types benchmark clean
+.PHONY: help setup demo test test-all check docs lint format types benchmark clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ lint: setup
 
 types: setup
 	@$(BIN)/mypy
+
+docs: setup ## docs/api.md and docs/environment.md, from the sources
+	@$(BIN)/python tools/document.py
 
 format: setup ## format Python and C++
 	@$(BIN)/ruff format .

@@ -2,6 +2,15 @@
 
 Installing the package is enough: `torch.distributed.init_process_group("mccl")` works with no import. Where torch's
 automatic loading of backends is off (TORCH_DEVICE_BACKEND_AUTOLOAD=0), `import mccl_core` registers it.
+
+A group takes dense CPU tensors of any shape; those that are not contiguous go through a copy. Bytes move in every
+dtype. Floating-point, integer and bool tensors are reduced by every reduce op that has a meaning for them, complex ones
+by SUM, AVG and PREMUL_SUM; the result has the same bits on every rank. Calls block until the result is in the tensor;
+with `async_op=True` they return a Work at once, and several may be in flight.
+
+A call whose sizes, dtype or ranks do not fit raises ValueError, TypeError or RuntimeError before anything is sent. A
+rank that is lost, late beyond the timeout, or makes another call ends the ops in flight on every rank with torch's
+DistBackendError, whose text names that rank, its host, the op and what to do.
 """
 
 from __future__ import annotations

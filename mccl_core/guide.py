@@ -8,7 +8,7 @@
     ...
     mccl.log_metrics()
 
-Where a package called mccl is installed, `import mccl` is that package. `mccl_core` has all of this, too.
+Where a package called mccl is installed, `import mccl` is that package; this module is then `mccl_core.guide`.
 """
 
 from __future__ import annotations

@@ -18,8 +18,11 @@ class Candidate:
     """One way to run a collective, and the time in ms that the link profile predicts for it alone on the link."""
 
     algorithm: str
+    """As MCCL_ALLREDUCE_ALGO names it; empty where there is only one."""
     chunks: int
+    """Parts that go side by side, 1 for most algorithms."""
     predicted_ms: float
+    """From the formulas in docs/algorithms.md."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,17 @@ class Explanation:
     """What a collective will use. `candidates` are sorted, the fastest first; `chosen` is among them."""
 
     collective: str
+    """As asked for."""
     nbytes: int
+    """As asked for."""
     world: int
+    """Number of ranks, as asked for."""
     profile: LinkProfile
+    """What the choice is made by."""
     chosen: Candidate
+    """What a group uses."""
     candidates: tuple[Candidate, ...]
+    """All that could be used."""
 
     def __str__(self) -> str:
         head = (

@@ -23,21 +23,24 @@ class Backward:
     """A training step's backward, which takes `backward_ms` and fills its buckets evenly over that time."""
 
     backward_ms: float
+    """How long it takes alone."""
     bucket_count: int
+    """Buckets of gradients."""
     bucket_nbytes: int
+    """Bytes of each."""
 
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """What a step's all-reduces cost.
-
-    `exposed_ms` is the communication that backward does not hide. `goodput_share` is what the buckets have to move,
-    2(N-1)/N of their bytes, against what the link could have moved while at least one bucket was under way.
-    """
+    """What a step's all-reduces cost."""
 
     step_ms: float
+    """From the start of backward to the end of the last all-reduce."""
     exposed_ms: float
+    """The communication that backward does not hide."""
     goodput_share: float
+    """What the buckets have to move, 2(N-1)/N of their bytes, against what the link could have moved while at least
+    one bucket was under way."""
 
 
 def simulate_all_reduces(

@@ -36,8 +36,11 @@ class Point:
     """The time of one all-reduce: of the slowest rank, the median of all blocks' medians."""
 
     algorithm: str
+    """As MCCL_ALLREDUCE_ALGO names it."""
     nbytes: int
+    """Of the tensor."""
     ms: float
+    """The time."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,15 @@ class Tuning:
     """A profile and what it was fitted to."""
 
     profile: LinkProfile
+    """For the file that MCCL_LINK_PROFILE names."""
     world: int
+    """Number of ranks that measured."""
     hosts: tuple[str, ...]
+    """Of each rank."""
     points: tuple[Point, ...]
-    errors: tuple[float, ...]  # by point: (predicted - measured) / measured
+    """What was measured."""
+    errors: tuple[float, ...]
+    """By point: (predicted - measured) / measured."""
 
 
 def measure(*, seconds: float = 1.0, report: Callable[[str], None] = lambda line: None) -> Tuning:
