@@ -34,11 +34,11 @@ class ProcessGroupMCCL:
         members: list[tuple[bytes, str]],
         planner: dict[str, Any],
         timeout: timedelta,
-        connect: Callable[[list[int]], None],
+        connect: Callable[[list[tuple[int, int]]], None],  # rank, channel
     ) -> None: ...
 
-# The plan that is used, then all that could be, the fastest first: (algorithm, chunks, seconds).
-def plans(planner: dict[str, Any], collective: str, world: int, nbytes: int) -> list[tuple[str, int, float]]: ...
+# The plan that is used, then all that could be, the fastest first: (algorithm, chunks, seconds, channels).
+def plans(planner: dict[str, Any], collective: str, world: int, nbytes: int) -> list[tuple[str, int, float, int]]: ...
 
 class Simulation(TypedDict):
     """What `simulate` says. Seconds count from the first op's time zero."""
@@ -66,6 +66,7 @@ def simulate(
     credit_nbytes: int,
     element_nbytes: int = 4,
     chunk_count: int = 1,
+    channel_count: int = 1,
     segment_cost_s: float = 0.0,
     groups: list[int] = ...,
     uplink_goodput_bytes_per_s: float = 0.0,

@@ -43,11 +43,9 @@ def create(options: Any, backend_options: Any) -> ProcessGroupMCCL:
     runtime.serve_metrics(metrics_text)
     meeting = meet(runtime, store, rank, size, timeout)
 
-    lanes = range(2 if size == 2 else 1)  # as the engine's Group has it
-
-    def connect(ranks: list[int]) -> None:
-        for other in ranks:
-            for lane in lanes:
+    def connect(links: list[tuple[int, int]]) -> None:
+        for other, channel in links:
+            for lane in lanes(size, channel):
                 runtime.dial(meeting.peers[other], meeting.job, lane)
 
     members = [(peer.process, peer.host) for peer in meeting.peers]
@@ -57,15 +55,21 @@ def create(options: Any, backend_options: Any) -> ProcessGroupMCCL:
     profile = links.load(config.link_profile) if config.link_profile else links.default_profile(hosts)
     planner = planner_options(config, profile, number_groups(meeting.switch_groups))
     backend = ProcessGroupMCCL(runtime.engine, meeting.group_id, rank, members, planner, timeout, connect)
-    # Of each pair that is linked from the start the lower rank dials.
+    # Of each pair that is linked from the start the lower rank dials. That is on the first channel; links on further
+    # ones are made by the first op that is spread over several.
     linked = linked_ranks(rank, size)
-    connect([other for other in linked if other > rank])
+    connect([(other, 0) for other in linked if other > rank])
     deadline = time.monotonic() + config.connect_timeout_ms / 1000
     for other in linked:
         if other < rank:
-            for lane in lanes:
+            for lane in lanes(size, channel=0):
                 runtime.await_connection(meeting.peers[other], lane, deadline)
     return backend
+
+
+def lanes(size: int, channel: int) -> list[int]:
+    """The lanes of a channel in a group of `size` ranks, as the engine's Group has them."""
+    return [2 * channel, 2 * channel + 1] if size == 2 else [2 * channel]
 
 
 def linked_ranks(rank: int, size: int) -> list[int]:

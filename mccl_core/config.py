@@ -65,6 +65,16 @@ class CoreConfig(BaseModel):
         le=64 * MIB,
         description="A circulant all-reduce goes in chunks of this size, a two-level one in none that are smaller.",
     )
+    channels: int | None = Field(
+        None,
+        ge=1,
+        le=8,
+        description="The most pairs of a transmit and a receive thread, with connections of their own, that a "
+        "collective is spread over; by default what the link profile says. The same on all ranks.",
+    )
+    channel_nbytes: int = Field(
+        4 * MIB, ge=KIB, description="Of a collective's bytes, the least that a channel gets if there are several."
+    )
     socket_buffer_nbytes: int = Field(
         0, ge=0, le=1024 * MIB, description="Socket buffers, in bytes; 0 leaves it to the system."
     )

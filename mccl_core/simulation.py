@@ -57,9 +57,9 @@ def simulate_all_reduces(
     """All-reduces of `nbytes` each, which every rank starts at `ready_s`, all by the same plan.
 
     Args:
-        profile: of the link. Its step's processor time is charged to each segment that arrives, in equal parts to
-            its packets.
-        plan: algorithm and number of chunks; its predicted time is not used.
+        profile: of the link; its goodput counts once for each of the plan's channels. Its step's processor time is
+            charged to each segment that arrives, in equal parts to its packets.
+        plan: algorithm and numbers of chunks and channels; its predicted time is not used.
         world: number of ranks.
         nbytes: of each tensor.
         ready_s: when each may start, in seconds.
@@ -74,7 +74,7 @@ def simulate_all_reduces(
     from mccl_core import _C  # loads torch, for which whoever only imports this module need not wait
 
     config = config or CoreConfig.model_validate({})
-    goodput = profile.goodput_GBps * 1e9
+    goodput = _goodput_bytes_per_s(profile, plan)
     narrow = profile.uplink_GBps > 0
     packet_nbytes = min(PACKET_NBYTES, config.segment_nbytes)
     result = _C.simulate(
@@ -89,6 +89,7 @@ def simulate_all_reduces(
         forward_nbytes=0,  # what forwarding costs is part of the latency
         credit_nbytes=config.credit_nbytes,
         chunk_count=plan.chunks,
+        channel_count=plan.channels,
         segment_cost_s=profile.step_us / 1e6 * packet_nbytes / config.segment_nbytes,
         groups=list(group_of_rank) if narrow or plan.algorithm == "two_level" else [],
         uplink_goodput_bytes_per_s=profile.uplink_GBps * 1e9 if narrow else goodput * world,
@@ -122,9 +123,13 @@ def simulate_step(
         config=config,
     )
     busy_s = _covered_s(list(zip(result["posted_s"], result["finish_s"], strict=True)))
-    wire_s = 2 * (world - 1) / world * backward.bucket_nbytes * count / (profile.goodput_GBps * 1e9)
+    wire_s = 2 * (world - 1) / world * backward.bucket_nbytes * count / _goodput_bytes_per_s(profile, plan)
     step_ms = result["last_finish_s"] * 1e3
     return StepPrediction(step_ms, step_ms - backward.backward_ms, wire_s / busy_s if busy_s > 0 else 1.0)
+
+
+def _goodput_bytes_per_s(profile: LinkProfile, plan: Candidate) -> float:
+    return profile.goodput_GBps * 1e9 * plan.channels
 
 
 def _covered_s(intervals: list[tuple[float, float]]) -> float:

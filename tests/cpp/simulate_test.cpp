@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "schedule/algorithms.hpp"
+#include "schedule/channels.hpp"
 
 using namespace mccl;
 
@@ -71,6 +72,34 @@ Generator across(uint64_t nbytes) {
 doctest::Approx about(double seconds, double relative = 1e-9) { return doctest::Approx(seconds).epsilon(relative); }
 
 }  // namespace
+
+TEST_CASE("channels share a rank's port") {
+  const uint64_t nbytes = 4'000'000;
+  const Generator two = all_reduce_generator("ring", {nbytes, 4, 1, {}, 2});
+  const auto result = simulate(network(2, 0), same_ops(1, two), options(1000));
+  CHECK(result.last_finish_s == about(4e-3, 1e-3));
+  CHECK(result.segments == 2 * 2 * nbytes / 2 / 1000);
+
+  // The credit of each channel's connection is its own: a peer that is late by a second finds all bytes there.
+  const Generator message_on_two = [=](Member me) {
+    const Schedule half = message(nbytes / 2)(me);
+    return merge_channels({{half, {0, nbytes / 2}}, {half, {nbytes / 2, nbytes / 2}}});
+  };
+  SimulationOptions late = options(1000);
+  late.credit_nbytes = nbytes / 2;
+  late.delay_s = {0, 1};
+  CHECK(simulate(network(2, 0), same_ops(1, message_on_two), late).last_finish_s - 1 == about(0));
+  CHECK(simulate(network(2, 0), same_ops(1, message(nbytes)), late).last_finish_s - 1 == about(2e-3, 1e-3));
+}
+
+TEST_CASE("a step on a channel that its peer does not expect is an error") {
+  const Generator crossed = [](Member me) {
+    Schedule schedule = message(1000)(me);
+    schedule.steps.front().channel = me.rank;
+    return schedule;
+  };
+  CHECK_THROWS_AS(simulate(network(2), same_ops(1, crossed), options()), Error);
+}
 
 TEST_CASE("one message takes alpha and its bytes") {
   const auto result = simulate(network(2), same_ops(1, message(1'000'000)), options());

@@ -299,7 +299,7 @@ uint64_t Engine::deliver(Connection& connection, const std::byte* data, uint64_t
   return nbytes;
 }
 
-void Engine::receive_loop() {
+void Engine::receive_loop(Channel& channel) {
   std::array<PollEvent, 64> events;
   TimePoint linger_until = kNever;
   while (true) {
@@ -314,9 +314,10 @@ void Engine::receive_loop() {
         by_process_.clear();
         return;
       }
-      wake_at = std::min(next_deadline_, linger_until);
+      wake_at = linger_until;
+      if (&channel == channels_.front().get()) wake_at = std::min(wake_at, next_deadline_);
     }
-    const size_t count = receive_poller_.wait(events, wake_at);
+    const size_t count = channel.receive_poller.wait(events, wake_at);
     for (size_t i = 0; i < count; ++i) {
       ConnectionPtr connection;
       {

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "schedule/channels.hpp"
+#include "schedule/parts.hpp"
 
 namespace mccl {
 
@@ -29,6 +31,16 @@ constexpr std::array kAllReduce = {
             return two_level_all_reduce(me, r.nbytes, r.element_nbytes, groups, r.chunk_count);
           }},
 };
+
+Schedule generate_on_channels(const Entry& entry, Member me, const AllReduceRequest& request) {
+  std::vector<ChannelPart> parts;
+  for (const Range range : blocks_of({0, request.nbytes}, request.element_nbytes, request.channel_count)) {
+    AllReduceRequest part = request;
+    part.nbytes = range.nbytes;
+    parts.push_back({entry.generate(me, part), range});
+  }
+  return merge_channels(std::move(parts));
+}
 }  // namespace
 
 std::vector<std::string> all_reduce_algorithms() {
@@ -41,7 +53,7 @@ Generator all_reduce_generator(const std::string& algorithm, AllReduceRequest re
   std::string known;
   for (const Entry& entry : kAllReduce) {
     if (algorithm == entry.name) {
-      return [generate = entry.generate, request = std::move(request)](Member me) { return generate(me, request); };
+      return [entry, request = std::move(request)](Member me) { return generate_on_channels(entry, me, request); };
     }
     known += (known.empty() ? "" : ", ") + std::string(entry.name);
   }

@@ -48,17 +48,19 @@ mccl::Planner planner_from(const py::dict& values) {
   planner.recursive_doubling_max_nbytes = take<uint64_t>(values, "recursive_doubling_max_nbytes");
   planner.chunk_nbytes = take<uint64_t>(values, "chunk_nbytes");
   planner.group_of_rank = take<std::vector<int32_t>>(values, "group_of_rank");
+  planner.channels = take<int32_t>(values, "channels");
+  planner.channel_nbytes = take<uint64_t>(values, "channel_nbytes");
   return planner;
 }
 
-using NamedPlan = std::tuple<std::string, int32_t, double>;
+using NamedPlan = std::tuple<std::string, int32_t, double, int32_t>;
 
 std::vector<NamedPlan> plans(const py::dict& planner_values, const std::string& collective, int32_t world,
                              uint64_t nbytes) {
   const mccl::Planner planner = planner_from(planner_values);
   const auto kind = mccl::kind_of(collective);
   const auto named = [](const mccl::Plan& plan) {
-    return NamedPlan{mccl::to_string(plan.algorithm), plan.chunk_count, plan.predicted_s};
+    return NamedPlan{mccl::to_string(plan.algorithm), plan.chunk_count, plan.predicted_s, plan.channel_count};
   };
   std::vector<NamedPlan> all{named(planner.plan(kind, world, nbytes))};
   for (const mccl::Plan& plan : planner.plans(kind, world, nbytes)) all.push_back(named(plan));
@@ -145,13 +147,15 @@ c10::intrusive_ptr<ProcessGroupMCCL> make_group(const std::shared_ptr<Engine>& e
     py::gil_scoped_acquire gil;
     delete f;
   });
-  auto connector = [held](const std::vector<int32_t>& ranks) {
+  auto connector = [held](const std::vector<Engine::Missing>& links) {
     py::gil_scoped_acquire gil;
-    (*held)(ranks);
+    py::list pairs;
+    for (const auto& [peer, channel] : links) pairs.append(py::make_tuple(peer, channel));
+    (*held)(pairs);
   };
   mccl::Planner planner = planner_from(planner_values);
   py::gil_scoped_release free_gil;
-  auto group = engine->create_group(id, rank, std::move(infos));
+  auto group = engine->create_group(id, rank, std::move(infos), planner.channels);
   return c10::make_intrusive<ProcessGroupMCCL>(engine, std::move(group), std::move(planner), timeout,
                                                std::move(connector));
 }

@@ -84,7 +84,7 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::start(Call call, const Staging& stag
     op->finalizer = staging.finish();
     const auto timeout = call.timeout == c10d::kUnsetTimeout ? timeout_ : call.timeout;
     op->deadline = deadline_after_ms(timeout.count());
-    const auto missing = engine_->unconnected_peers(*group_, *op);
+    const auto missing = engine_->missing_links(*group_, *op);
     if (!missing.empty()) connector_(missing);
     engine_->submit(group_, op, point_to_point);
     ++sequence_;

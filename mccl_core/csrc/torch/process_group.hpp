@@ -19,7 +19,7 @@ namespace mccl {
 class ProcessGroupMCCL : public c10d::Backend {
  public:
   // Connects to ranks that have no connection yet; blocks; called without any lock held.
-  using Connector = std::function<void(const std::vector<int32_t>&)>;
+  using Connector = std::function<void(const std::vector<Engine::Missing>&)>;
 
   ProcessGroupMCCL(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, Planner planner,
                    std::chrono::milliseconds timeout, Connector connector);
