@@ -52,6 +52,7 @@ def simulate_all_reduces(
     *,
     group_of_rank: Sequence[int] = (),
     max_in_flight: int = 0,
+    burst_nbytes: int = 0,
     config: CoreConfig | None = None,
 ) -> _C.Simulation:
     """All-reduces of `nbytes` each, which every rank starts at `ready_s`, all by the same plan.
@@ -65,6 +66,7 @@ def simulate_all_reduces(
         ready_s: when each may start, in seconds.
         group_of_rank: the switch of each rank; empty where all are behind one.
         max_in_flight: all-reduces that a rank has under way at once; 0: all that are ready.
+        burst_nbytes: what an idle port saves up and then passes at once, where a token bucket shapes it; 0: a wire.
         config: gives the sizes of segments and credit; by default its defaults.
 
     Raises:
@@ -91,6 +93,7 @@ def simulate_all_reduces(
         chunk_count=plan.chunks,
         channel_count=plan.channels,
         segment_cost_s=profile.step_us / 1e6 * packet_nbytes / config.segment_nbytes,
+        burst_nbytes=burst_nbytes,
         groups=list(group_of_rank) if narrow or plan.algorithm == "two_level" else [],
         uplink_goodput_bytes_per_s=profile.uplink_GBps * 1e9 if narrow else goodput * world,
         max_in_flight=max_in_flight,
