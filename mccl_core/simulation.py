@@ -78,6 +78,7 @@ def simulate_all_reduces(
     config = config or CoreConfig.model_validate({})
     goodput = _goodput_bytes_per_s(profile, plan)
     narrow = profile.uplink_GBps > 0
+    switches = group_of_rank if len(set(group_of_rank)) > 1 else ()  # behind one, two-level goes by teams of its own
     packet_nbytes = min(PACKET_NBYTES, config.segment_nbytes)
     result = _C.simulate(
         "all_reduce",
@@ -94,7 +95,7 @@ def simulate_all_reduces(
         channel_count=plan.channels,
         segment_cost_s=profile.step_us / 1e6 * packet_nbytes / config.segment_nbytes,
         burst_nbytes=burst_nbytes,
-        groups=list(group_of_rank) if narrow or plan.algorithm == "two_level" else [],
+        groups=list(switches) if narrow or plan.algorithm == "two_level" else [],
         uplink_goodput_bytes_per_s=profile.uplink_GBps * 1e9 if narrow else goodput * world,
         max_in_flight=max_in_flight,
     )
