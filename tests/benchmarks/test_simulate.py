@@ -84,6 +84,8 @@ def test_a_row_takes_the_algorithm_that_its_link_profile_chooses(link_model: Mod
     # On loopback bytes count for more than rounds, so that circulant is chosen and not recursive doubling.
     assert model.predict_ms(row | {"link_profile": "loopback"}) > model.predict_ms(row)
     assert model.predict_ms(row | {"link_profile": "ethernet-10g"}) == model.predict_ms(row)
+    fields = {"latency_us": 10, "step_us": 20, "goodput_GBps": 3, "circulant_share": 0.9}  # those of loopback
+    assert model.predict_ms(row | {"link_profile": fields}) == model.predict_ms(row | {"link_profile": "loopback"})
 
 
 def test_a_row_is_predicted_with_the_burst_of_its_file(link_model: ModuleType, tmp_path: Path) -> None:
