@@ -68,6 +68,7 @@ def simulate(
     chunk_count: int = 1,
     channel_count: int = 1,
     segment_cost_s: float = 0.0,
+    burst_nbytes: int = 0,
     groups: list[int] = ...,
     uplink_goodput_bytes_per_s: float = 0.0,
     uplink_latency_s: float = 0.0,

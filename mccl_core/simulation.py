@@ -52,6 +52,7 @@ def simulate_all_reduces(
     *,
     group_of_rank: Sequence[int] = (),
     max_in_flight: int = 0,
+    burst_nbytes: int = 0,
     config: CoreConfig | None = None,
 ) -> _C.Simulation:
     """All-reduces of `nbytes` each, which every rank starts at `ready_s`, all by the same plan.
@@ -65,6 +66,7 @@ def simulate_all_reduces(
         ready_s: when each may start, in seconds.
         group_of_rank: the switch of each rank; empty where all are behind one.
         max_in_flight: all-reduces that a rank has under way at once; 0: all that are ready.
+        burst_nbytes: what an idle port saves up and then passes at once, where a token bucket shapes it; 0: a wire.
         config: gives the sizes of segments and credit; by default its defaults.
 
     Raises:
@@ -76,6 +78,7 @@ def simulate_all_reduces(
     config = config or CoreConfig.model_validate({})
     goodput = _goodput_bytes_per_s(profile, plan)
     narrow = profile.uplink_GBps > 0
+    switches = group_of_rank if len(set(group_of_rank)) > 1 else ()  # behind one, two-level goes by teams of its own
     packet_nbytes = min(PACKET_NBYTES, config.segment_nbytes)
     result = _C.simulate(
         "all_reduce",
@@ -91,7 +94,8 @@ def simulate_all_reduces(
         chunk_count=plan.chunks,
         channel_count=plan.channels,
         segment_cost_s=profile.step_us / 1e6 * packet_nbytes / config.segment_nbytes,
-        groups=list(group_of_rank) if narrow or plan.algorithm == "two_level" else [],
+        burst_nbytes=burst_nbytes,
+        groups=list(switches) if narrow or plan.algorithm == "two_level" else [],
         uplink_goodput_bytes_per_s=profile.uplink_GBps * 1e9 if narrow else goodput * world,
         max_in_flight=max_in_flight,
     )

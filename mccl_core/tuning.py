@@ -193,7 +193,7 @@ def _measure_points(
     counts = []
     for name, nbytes in cases:
         warm_s = statistics.median(_times(groups[name], tensors[nbytes], WARM_COUNT))
-        counts.append(min(MAX_COUNT, max(WARM_COUNT, round(seconds / BLOCKS / warm_s))))
+        counts.append(min(MAX_COUNT, max(1, round(seconds / BLOCKS / warm_s))))
     shared = torch.tensor(counts)
     dist.broadcast(shared, 0)  # all ranks must do the same number
     medians: list[list[float]] = [[] for _ in cases]

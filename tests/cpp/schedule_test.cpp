@@ -243,6 +243,8 @@ void prove_all_reduce(int32_t world, uint64_t n) {
     if (world < 1000) prove("two-level all-reduce", world, n, two_level(world, n, groups, 1));
     prove("two-level all-reduce in chunks", world, n, two_level(world, n, groups, 2));
   }
+  const auto teams = even_teams(world);
+  if (!teams.empty()) prove("two-level all-reduce in teams", world, n, two_level(world, n, teams, 2));
 }
 
 void prove_others(int32_t world, uint64_t n, const std::vector<int32_t>& roots) {
@@ -268,6 +270,23 @@ void plant(const char* name, Problem problem, const std::function<void(Problem&)
 std::vector<Step>& steps(Problem& problem, size_t rank) { return problem.schedules[rank].steps; }
 
 }  // namespace
+
+TEST_CASE("teams are even, and neither few nor thin") {
+  const auto cut = [](int32_t world) -> std::pair<int32_t, int32_t> {  // teams, and ranks in each
+    const auto teams = even_teams(world);
+    if (teams.empty()) return {1, world};
+    REQUIRE(teams.size() == static_cast<size_t>(world));
+    const int32_t count = teams.back() + 1;
+    for (int32_t r = 0; r < world; ++r) CHECK(teams[static_cast<size_t>(r)] == r / (world / count));
+    CHECK(world % count == 0);
+    return {count, world / count};
+  };
+  CHECK(cut(200) == std::pair{10, 20});
+  CHECK(cut(100) == std::pair{10, 10});
+  CHECK(cut(24) == std::pair{4, 6});
+  CHECK(cut(16) == std::pair{4, 4});
+  for (const int32_t world : {1, 2, 8, 12, 15, 199, 4 * 17}) CHECK(cut(world) == std::pair{1, world});
+}
 
 TEST_CASE("every schedule is right in every world up to 64") {
   for (int32_t world = 2; world <= 64; ++world) {

@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -234,6 +235,43 @@ TEST_CASE("what meets at one port is passed one after the other") {
   const auto result =
       simulate(network(9), same_ops(1, [](Member me) { return direct_gather(me, 0, 1'000'000); }), options());
   CHECK(result.last_finish_s == about(kAlpha_s + 8e-3));
+}
+
+TEST_CASE("what a bucket has saved up passes at once") {
+  Network shaped = network(2);
+  shaped.burst_nbytes = 400'000;
+  // Buckets start empty, and then fill while nothing is sent.
+  CHECK(simulate(shaped, same_ops(1, message(1'000'000)), options(100'000)).last_finish_s == about(kAlpha_s + 1e-3));
+  const auto late = same_ops(1, message(1'000'000), 0.25);
+  CHECK(simulate(shaped, late, options(100'000)).last_finish_s == about(0.25 + kAlpha_s + 0.6e-3));
+  // A gap costs what does not fit the burst.
+  const auto generator = std::make_shared<const Generator>(message(500'000));
+  for (const double gap_s : {0.1e-3, 0.4e-3, 0.9e-3}) {
+    CAPTURE(gap_s);
+    const std::vector<SimulatedOp> ops = {{generator, 0}, {generator, 0.5e-3 + gap_s}};
+    const double lost_s = std::max(0.0, gap_s - 0.4e-3);
+    CHECK(simulate(shaped, ops, options(100'000)).last_finish_s == about(kAlpha_s + 1e-3 + lost_s));
+    CHECK(simulate(network(2), ops, options(100'000)).last_finish_s == about(kAlpha_s + 1e-3 + gap_s));
+  }
+}
+
+TEST_CASE("what passes at once is not sent on before it has come") {
+  Network shaped = network(3);
+  shaped.burst_nbytes = 1'000'000;
+  const auto relay = [](Member me) {
+    Schedule schedule;
+    if (me.rank > 0) set_copy(schedule.steps.emplace_back(), me.rank - 1, {0, 1'000'000});
+    const Gate gate = me.rank > 0 ? Gate{GateKind::kReceivedBytes, 0} : Gate{};
+    if (me.rank + 1 < me.world) schedule.steps.push_back(send_step(me.rank + 1, {0, 1'000'000}, gate));
+    return schedule;
+  };
+  SimulationOptions fluid = options(100'000);
+  fluid.forward_nbytes = 0;
+  // The first link is new and passes the bytes at its rate, the second in the shadow of it: its last segment costs
+  // nothing more.
+  CHECK(simulate(shaped, same_ops(1, relay), fluid).last_finish_s == about(2 * kAlpha_s + 1e-3));
+  // All buckets are full: a segment takes alpha twice and nothing else.
+  CHECK(simulate(shaped, same_ops(1, relay, 0.25), fluid).last_finish_s == about(0.25 + 2 * kAlpha_s));
 }
 
 TEST_CASE("an uplink shared by g ranks is g times slower") {

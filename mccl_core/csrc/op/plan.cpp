@@ -119,6 +119,9 @@ void Planner::add_all_reduces(std::vector<Plan>& plans, int32_t world, uint64_t 
   }
   if (world > 2)
     plans.push_back({Algorithm::kCirculant, chunks, circulant, channels});  // with two ranks it is the ring
+  if (group_of_rank.empty()) {
+    for (const int32_t team : even_teams(world)) ++sizes[team];
+  }
   if (sizes.size() > 1) {
     plans.push_back(cost.fastest_two_level(sizes, n, chunks));
     plans.back().channel_count = channels;

@@ -38,7 +38,7 @@ struct Planner {
   std::optional<Algorithm> all_reduce_algorithm;  // used whatever the profile says
   uint64_t recursive_doubling_max_nbytes;         // it keeps as many bytes parked
   uint64_t chunk_nbytes;                          // of a circulant all-reduce; a two-level one's are no smaller
-  std::vector<int32_t> group_of_rank;             // by switch; empty: all behind one
+  std::vector<int32_t> group_of_rank;             // by switch; empty: all behind one, where teams may be cut
   int32_t channels = 1;                           // the most that a collective is spread over
   uint64_t channel_nbytes = 0;                    // of the tensor: the least that a channel gets
 

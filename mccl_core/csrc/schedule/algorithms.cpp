@@ -26,8 +26,8 @@ constexpr std::array kAllReduce = {
           }},
     Entry{"two_level",
           [](Member me, const AllReduceRequest& r) {
-            const std::vector<int32_t> one_switch(static_cast<size_t>(me.world), 0);
-            const auto& groups = r.group_of_rank.empty() ? one_switch : r.group_of_rank;
+            auto groups = r.group_of_rank.empty() ? even_teams(me.world) : r.group_of_rank;
+            groups.resize(static_cast<size_t>(me.world));  // no teams: all are one
             return two_level_all_reduce(me, r.nbytes, r.element_nbytes, groups, r.chunk_count);
           }},
 };
