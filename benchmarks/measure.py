@@ -98,9 +98,9 @@ def _measure_size(groups: dict[str, dist.ProcessGroup], nbytes: int, plan: Plan)
     for _ in range(BLOCKS):
         for index, name in enumerate(BACKENDS):
             dist.barrier()
-            before = _processor_s()
+            before = processor_s()
             times[name] += _batches(groups[name], tensors, int(counts[index]))
-            cpu_s[index] += _processor_s() - before
+            cpu_s[index] += processor_s() - before
     dist.all_reduce(cpu_s)
     row: Row = {"world": world, "bytes": nbytes, "in_flight": plan.in_flight}
     for index, name in enumerate(BACKENDS):
@@ -130,7 +130,8 @@ def _batches(group: dist.ProcessGroup, tensors: list[torch.Tensor], count: int) 
     return times
 
 
-def _processor_s() -> float:
+def processor_s() -> float:
+    """User and system time of this process so far."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 

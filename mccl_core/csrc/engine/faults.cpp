@@ -12,6 +12,10 @@ namespace {
 constexpr const char* kRestart =
     "All ops in flight of this group end with this error; destroy the group and make a new one";
 constexpr const char* kDied = "Its process has probably died: see its log. ";
+constexpr const char* kMatchOps =
+    "All ranks of a group must call the same collectives, with the same sizes and dtypes, in the same order";
+constexpr const char* kMatchPlans =
+    "All ranks of a group must have the same link profile (MCCL_LINK_PROFILE), MCCL_ALLREDUCE_ALGO and MCCL_CHANNELS";
 constexpr const char* kMatchCalls =
     "See that rank's log; all ranks must call the same collectives before they destroy the group";
 
@@ -25,6 +29,14 @@ std::string encode_error(const ErrorInfo& info) {
   payload += info.detail;
   if (payload.size() > kMaxErrorNbytes) payload.resize(kMaxErrorNbytes);
   return payload;
+}
+
+// What to do about two ops that differ: the user's call, or only how it is carried out?
+const char* match_advice(Fingerprint theirs, const Fingerprint& ours) {
+  theirs.algorithm = ours.algorithm;
+  theirs.chunk_count = ours.chunk_count;
+  theirs.channel_count = ours.channel_count;
+  return theirs == ours ? kMatchPlans : kMatchOps;
 }
 }  // namespace
 
@@ -42,8 +54,7 @@ bool Engine::matches(InStream& stream) {
   info.peer_host = stream.connection->host;
   info.detail = "called " + stream.fingerprint.describe() + " where rank " + std::to_string(op.group->rank) +
                 " called " + op.fingerprint.describe();
-  info.advice =
-      "All ranks of a group must call the same collectives, with the same sizes and dtypes, in the same order";
+  info.advice = match_advice(stream.fingerprint, expected);
   fail_group(*op.group, std::move(info));
   return false;
 }
@@ -64,6 +75,7 @@ void Engine::fail_unexpected(Group& group, const Connection& connection, const S
     const bool same = op->fingerprint == fingerprint || fingerprint.kind == OpKind::kAllToAll;
     if (key.point_to_point || op->ticket != key.sequence || same) continue;
     info.detail = "called " + fingerprint.describe() + here + " called " + op->fingerprint.describe();
+    info.advice = match_advice(fingerprint, op->fingerprint);
   }
   fail_group(group, std::move(info));
 }
