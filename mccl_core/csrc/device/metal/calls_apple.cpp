@@ -42,7 +42,11 @@ constexpr unsigned long kStorageModeShared = 0;  // MTLResourceStorageModeShared
 
 // One for all events: a listener costs a queue.
 void* listener() {
-  static void* const made = send<void*>(send<void*>(objc_getClass("MTLSharedEventListener"), "alloc"), "init");
+  static void* const made = [] {
+    void* const type = objc_getClass("MTLSharedEventListener");
+    void* const raw = send<void*>(type, "alloc");
+    return send<void*>(raw, "init");
+  }();
   return made;
 }
 
@@ -96,8 +100,16 @@ Memory new_shared_memory(uint64_t nbytes) {
 }
 
 void release(void* object) { send<void>(object, "release"); }
-uint64_t signaled_value(Event event) { return send<uint64_t>(event, "signaledValue"); }
-void set_signaled_value(Event event, uint64_t value) { send<void>(event, "setSignaledValue:", value); }
+
+uint64_t signaled_value(Event event) {
+  const AutoreleasePool pool;  // the engine's threads have none
+  return send<uint64_t>(event, "signaledValue");
+}
+
+void set_signaled_value(Event event, uint64_t value) {
+  const AutoreleasePool pool;
+  send<void>(event, "setSignaledValue:", value);
+}
 
 void notify(Event event, uint64_t value, std::function<void()> callback) {
   const AutoreleasePool pool;
@@ -105,7 +117,7 @@ void notify(Event event, uint64_t value, std::function<void()> callback) {
   auto block = ^(void*, uint64_t) {
     [&]() noexcept { callback(); }();
   };
-  send<void>(event, "notifyListener:atValue:block:", listener(), value, static_cast<void (^)(void*, uint64_t)>(block));
+  send<void>(event, "notifyListener:atValue:block:", listener(), value, block);
 }
 
 void* shared_contents(Memory memory) {
