@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mccl_core._autoload import autoload, require_backend, torch_will_autoload
 
 if TYPE_CHECKING:
+    from mccl_core.ddp import ddp_hook
     from mccl_core.metrics import get_metrics, reset_metrics
     from mccl_core.planning import explain
 
@@ -20,7 +21,7 @@ try:
 except metadata.PackageNotFoundError:  # built by CMake alone, without pip
     __version__ = "0+unknown"
 
-__all__ = ["__version__", "explain", "get_metrics", "require_backend", "reset_metrics"]
+__all__ = ["__version__", "ddp_hook", "explain", "get_metrics", "require_backend", "reset_metrics"]
 
 
 def __getattr__(name: str) -> Any:
@@ -28,6 +29,10 @@ def __getattr__(name: str) -> Any:
         from mccl_core import metrics
 
         return getattr(metrics, name)
+    if name == "ddp_hook":
+        from mccl_core.ddp import ddp_hook
+
+        return ddp_hook
     if name == "explain":
         from mccl_core.planning import explain
 
