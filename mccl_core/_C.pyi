@@ -2,6 +2,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
+import torch
+
 class OpCounters(TypedDict):
     """Of one kind of op by one algorithm; csrc/engine/metrics.hpp says what each field counts."""
 
@@ -36,6 +38,22 @@ class ProcessGroupMCCL:
         timeout: timedelta,
         connect: Callable[[list[tuple[int, int]]], None],  # rank, channel
     ) -> None: ...
+
+class SimulatedDevice:
+    """For tests: from here to `close`, tensors of the CPU are those of a device whose kernels run late, on a thread.
+
+    `fill` and `copy` are kernels; others that PyTorch runs on such tensors run at once, as ever.
+    """
+
+    def __init__(self, *, seed: int, longest_delay_us: int, private_memory: bool) -> None: ...
+    def fill(self, tensor: torch.Tensor, value: float) -> None: ...
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None: ...
+    def hold(self) -> None:
+        """A kernel that does not end before `resume`."""
+    def resume(self) -> None: ...
+    def synchronize(self) -> None:
+        """Blocks until all kernels have run."""
+    def close(self) -> None: ...
 
 # The plan that is used, then all that could be, the fastest first: (algorithm, chunks, seconds, channels).
 def plans(planner: dict[str, Any], collective: str, world: int, nbytes: int) -> list[tuple[str, int, float, int]]: ...

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mccl_core._autoload import autoload, install_finder, require_backend, torch_will_autoload
 
 if TYPE_CHECKING:
+    from mccl_core.ddp import ddp_hook
     from mccl_core.metrics import get_metrics, log_metrics, reset_metrics
     from mccl_core.planning import explain
     from mccl_core.prometheus import metrics_text
@@ -33,6 +34,7 @@ except metadata.PackageNotFoundError:  # built by CMake alone, without pip
 
 __all__ = [
     "__version__",
+    "ddp_hook",
     "explain",
     "get_metrics",
     "log_metrics",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 _MODULE_OF = {
+    "ddp_hook": "mccl_core.ddp",
     "explain": "mccl_core.planning",
     "get_metrics": "mccl_core.metrics",
     "log_metrics": "mccl_core.metrics",

@@ -9,6 +9,7 @@
 
 #include "torch/plan_bindings.hpp"
 #include "torch/process_group.hpp"
+#include "torch/simulated_device.hpp"
 
 namespace py = pybind11;
 using mccl::Engine;
@@ -175,6 +176,7 @@ PYBIND11_MODULE(_C, m) {
   py::module_::import("torch.distributed");  // registers c10d::Backend
   bind_engine(m);
   mccl::bind_plans(m);
+  mccl::bind_simulated_device(m);
   py::class_<ProcessGroupMCCL, c10d::Backend, c10::intrusive_ptr<ProcessGroupMCCL>>(m, "ProcessGroupMCCL")
       .def(py::init(&make_group), py::arg("engine"), py::arg("group_id"), py::arg("rank"), py::arg("members"),
            py::arg("planner"), py::arg("timeout"), py::arg("connect"));
