@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-all check lint format types benchmark clean
+.PHONY: help setup demo test test-all check docs lint format types macos benchmark clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -31,10 +31,16 @@ lint: setup
 types: setup
 	@$(BIN)/mypy
 
+docs: setup ## docs/api.md and docs/environment.md, from the sources
+	@$(BIN)/python tools/document.py
+
 format: setup ## format Python and C++
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 	@git ls-files 'mccl_core/csrc/*.?pp' 'tests/cpp/*.cpp' | xargs $(BIN)/clang-format -i
+
+macos: setup ## compile and link the extension for macOS arm64, and check it (TORCH=2.13.0 for one release)
+	@$(BIN)/python -m tools.macos $(foreach version,$(TORCH),--torch $(version))
 
 benchmark: setup ## the README's table: all-reduce, mccl and Gloo in turns
 	@$(BIN)/python benchmarks/allreduce.py --markdown

@@ -1,8 +1,9 @@
 """The simulator as a model of a link with two unknowns, latency and goodput; and their fit to measured rows.
 
 A row is one of benchmarks/shaped.py or allreduce.py: `world`, `bytes`, `mccl_ms`; `in_flight` (1 where it is left
-out), which all-reduces of that size at once took that time together; and `link_profile` (`ethernet-10g` where it is
-left out), by which the measured groups chose their algorithm.
+out), which all-reduces of that size at once took that time together; `link_profile` (its fields or its name;
+`ethernet-10g` where it is left out), by which the measured groups chose their algorithm; and `burst_nbytes` of the
+shaper (0 where it is left out).
 """
 
 from __future__ import annotations
@@ -32,10 +33,14 @@ class LinkModel:
     def predict_ms(self, row: Row) -> float:
         """What the row's time should be, in ms, with the algorithm and the chunks that its group has chosen."""
         nbytes, world, in_flight = int(row["bytes"]), int(row["world"]), int(row.get("in_flight", 1))
-        chosen_by = links.load(str(row.get("link_profile", "ethernet-10g")))
+        stated = row.get("link_profile", "ethernet-10g")
+        chosen_by = LinkProfile(**stated) if isinstance(stated, dict) else links.load(stated)
         plan = explain("all_reduce", nbytes, world, profile=chosen_by, config=CONFIG).chosen
         link = LinkProfile(latency_us=self.alpha_s * 1e6, step_us=0, goodput_GBps=self.goodput_bytes_per_s / 1e9)
-        result = simulate_all_reduces(link, plan, world, [nbytes] * in_flight, [0.0] * in_flight)
+        burst_nbytes = int(row.get("burst_nbytes", 0))
+        result = simulate_all_reduces(
+            link, plan, world, [nbytes] * in_flight, [0.0] * in_flight, burst_nbytes=burst_nbytes
+        )
         return result["last_finish_s"] * 1e3
 
 

@@ -27,8 +27,9 @@ import torch.distributed as dist
 KIB, MIB = 1024, 1024 * 1024
 BACKENDS = ("mccl", "gloo")
 BLOCKS = 5
-MIN_COUNT, MAX_COUNT = 3, 2000  # batches of a block, unless `min_wire_nbytes` asks for more
+MIN_COUNT, MAX_COUNT = 3, 2000  # batches of a block, unless a burst asks for more
 WARM_COUNT = 3
+MIN_BATCHES = 50  # where each fits the burst
 
 Row = dict[str, float]
 
@@ -38,13 +39,22 @@ class Plan:
     """What to measure; the same on every rank.
 
     `seconds` is the measuring time for one size and backend. Each figure moves at least `min_wire_nbytes` over each
-    rank's link, however long that takes.
+    rank's link, however long that takes. `burst_nbytes` pass a shaper at once: a batch that fits them does not wait for
+    it and tells latency, so that MIN_BATCHES are enough there.
     """
 
     sizes: tuple[int, ...]
     seconds: float
     in_flight: int = 1
     min_wire_nbytes: int = 0
+    burst_nbytes: int = 0
+
+    def least_batches(self, nbytes: int, world: int) -> int:
+        """Batches of a figure, whatever time they take."""
+        wire_nbytes = nbytes * self.in_flight * wire_share(world)
+        if wire_nbytes <= self.burst_nbytes:
+            return MIN_BATCHES
+        return math.ceil(self.min_wire_nbytes / wire_nbytes)
 
 
 def import_mccl() -> None:
@@ -77,7 +87,7 @@ def _measure_size(groups: dict[str, dist.ProcessGroup], nbytes: int, plan: Plan)
     world = dist.get_world_size()
     tensors = [torch.zeros(nbytes // 4) for _ in range(plan.in_flight)]
     batch_nbytes = nbytes * plan.in_flight
-    least = math.ceil(plan.min_wire_nbytes / (batch_nbytes * wire_share(world)) / BLOCKS)
+    least = math.ceil(plan.least_batches(nbytes, world) / BLOCKS)
     warm = {name: max(_batches(groups[name], tensors, WARM_COUNT)[1:]) for name in BACKENDS}
     # All ranks must do the same number: rank 0's estimate decides.
     by_time = [min(MAX_COUNT, max(MIN_COUNT, int(plan.seconds / BLOCKS / warm[name]))) for name in BACKENDS]
@@ -88,14 +98,16 @@ def _measure_size(groups: dict[str, dist.ProcessGroup], nbytes: int, plan: Plan)
     for _ in range(BLOCKS):
         for index, name in enumerate(BACKENDS):
             dist.barrier()
-            before = _processor_s()
+            before = processor_s()
             times[name] += _batches(groups[name], tensors, int(counts[index]))
-            cpu_s[index] += _processor_s() - before
+            cpu_s[index] += processor_s() - before
     dist.all_reduce(cpu_s)
     row: Row = {"world": world, "bytes": nbytes, "in_flight": plan.in_flight}
     for index, name in enumerate(BACKENDS):
         median_s = statistics.median(times[name])
         row[f"{name}_batches"] = len(times[name])
+        if plan.burst_nbytes:
+            row[f"{name}_bursts_moved"] = len(times[name]) * batch_nbytes * wire_share(world) / plan.burst_nbytes
         row[f"{name}_ms"] = median_s * 1e3
         row[f"{name}_busbw_GBps"] = wire_share(world) * batch_nbytes / 1e9 / median_s
         row[f"{name}_cpu_s_per_GB"] = float(cpu_s[index]) / (len(times[name]) * batch_nbytes / 1e9)
@@ -118,7 +130,8 @@ def _batches(group: dist.ProcessGroup, tensors: list[torch.Tensor], count: int) 
     return times
 
 
-def _processor_s() -> float:
+def processor_s() -> float:
+    """User and system time of this process so far."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 

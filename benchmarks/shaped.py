@@ -4,9 +4,13 @@
 
 The hosts are network namespaces of this machine on one bridge (tests/netns); each one's link is shaped in both
 directions by tc's token bucket. What fits its burst passes faster than the wire would carry it, so the smallest burst
-that holds iperf3's rate is taken, and each figure moves at least 100 bursts. The link adds no delay of its own. iperf3
-measures one TCP connection between two hosts before and after; shares refer to the better of the two.
+that holds iperf3's rate is taken, and each figure moves at least 100 bursts; what fits the burst as a whole is bound by
+latency and repeated at least 50 times. `bursts_moved` states it. The link adds no delay of its own. iperf3 measures one
+TCP connection between two hosts before and after; shares refer to the better of the two.
 Processor seconds hold what the kernel does on behalf of a rank, but not what it does in interrupts of others.
+
+mccl chooses its algorithms by a link profile: the one that is named, or with --tune one that is measured first, on
+these links, as `mccl-fleet tune` does. The result holds it, and what it chose.
 
 How it measures stands in measure.py. Needs Linux, root, and the Debian packages iproute2 and iperf3; mccl_core must be
 installed or on PYTHONPATH.
@@ -17,8 +21,12 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import tempfile
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import yaml
 from measure import KIB, MIB, Plan, Row, describe, import_mccl, measure_rank
 from options import make_parser, positive, tell, whole
 
@@ -31,8 +39,14 @@ from netns.requirements import unmet_requirement
 from netns.tools import NetworkError
 from support.ranks import RankFailed, results_of
 
+if TYPE_CHECKING:
+    from mccl_core.links import LinkProfile
+    from mccl_core.tuning import Tuning
+
 SIZES = [64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB]
 OP_TIMEOUT_S = 600.0
+TUNE_SECONDS = 0.5  # a point; a slow link takes longer, for seven all-reduces
+DEFAULT_PROFILE = "ethernet-10g"  # by which groups of several hosts choose where they are told no other
 
 
 def parse() -> argparse.Namespace:
@@ -48,6 +62,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--queue", type=whole(2048, 2**30, " bytes"), default=MIB, help="bytes that wait at a port before it drops"
     )
+    chosen_by = parser.add_mutually_exclusive_group()
+    chosen_by.add_argument(
+        "--link-profile",
+        default=DEFAULT_PROFILE,
+        help="by which mccl chooses: a built-in one or a file",
+    )
+    chosen_by.add_argument("--tune", action="store_true", help="measure the link profile first, on these links")
     parser.add_argument("--iperf-seconds", type=whole(1, 3600, " s"), default=3, help="time of each of iperf3's runs")
     parser.add_argument("--limit", type=positive("seconds"), default=3600.0, help="give up after this many seconds")
     arguments = parser.parse_args()
@@ -60,9 +81,44 @@ def parse() -> argparse.Namespace:
         parser.error(reason)
     try:
         import_mccl()
+        from mccl_core import links, settings
     except RuntimeError as error:
         parser.error(str(error))
+    try:
+        links.load(arguments.link_profile)
+    except settings.SettingsError as error:
+        parser.error(f"argument --link-profile: {error}")
     return arguments
+
+
+def tune(network: Network, limit_s: float) -> Tuning:
+    """The profile of the network's links, as its hosts measure it together."""
+    from mccl_core import tuning
+
+    # The ranks' own group is Gloo's: those that are measured are made by the tuning.
+    measuring = ranks_on(
+        network.hosts, lambda rank, world: tuning.measure(seconds=TUNE_SECONDS), backend="gloo", timeout_s=OP_TIMEOUT_S
+    )
+    with measuring as ranks:
+        tuned: Tuning = results_of(ranks.outcomes(limit_s))[0]
+    return tuned
+
+
+def measure(network: Network, plan: Plan, profile: LinkProfile, limit_s: float) -> list[Row]:
+    """One row a size, with groups that choose by this profile."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "link.yaml"
+        file.write_text(yaml.safe_dump(profile.model_dump()))
+        measuring = ranks_on(
+            network.hosts,
+            lambda rank, world: measure_rank(plan),
+            backend="gloo",
+            timeout_s=OP_TIMEOUT_S,
+            MCCL_LINK_PROFILE=str(file),
+        )
+        with measuring as ranks:
+            rows: list[Row] = results_of(ranks.outcomes(limit_s))[0]
+    return rows
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, object], list[Row]]:
@@ -72,6 +128,10 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, object], list[Row]]:
         NetworkError: the network cannot be made, or no burst holds the rate.
         RankFailed: a rank raised, died or did not end within the limit.
     """
+    from mccl_core import explain, links
+
+    profile = links.load(arguments.link_profile)
+    tuned = None
     with Network(arguments.world, mtu=arguments.mtu) as network:
         if arguments.burst is None:
             link = shape_with_smallest_burst(network, arguments.rate, queue_nbytes=arguments.queue)
@@ -80,13 +140,17 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, object], list[Row]]:
             network.shape(link)
         seconds = max(arguments.iperf_seconds, MIN_BURSTS_MOVED * link.burst_s)
         goodputs = [measure_goodput(*network.hosts[:2], seconds=seconds, omit_s=1)]
+        if arguments.tune:
+            tuned = tune(network, arguments.limit)
+            profile = tuned.profile
         plan = Plan(
-            tuple(arguments.sizes), arguments.seconds, arguments.in_flight, MIN_BURSTS_MOVED * link.burst_nbytes
+            tuple(arguments.sizes),
+            arguments.seconds,
+            arguments.in_flight,
+            MIN_BURSTS_MOVED * link.burst_nbytes,
+            link.burst_nbytes,
         )
-        with ranks_on(
-            network.hosts, lambda rank, world: measure_rank(plan), backend="gloo", timeout_s=OP_TIMEOUT_S
-        ) as ranks:
-            rows: list[Row] = results_of(ranks.outcomes(arguments.limit))[0]
+        rows = measure(network, plan, profile, arguments.limit)
         goodputs.append(measure_goodput(*network.hosts[:2], seconds=seconds, omit_s=1))
     for row in rows:
         for name in ("mccl", "gloo"):
@@ -103,8 +167,15 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, object], list[Row]]:
         "iperf3_GBps": goodputs,
         "fits_GBps": link.goodput(arguments.mtu),
     }
-    # What groups of several hosts choose by.
-    return describe(words, arguments.commit) | {"link_profile": "ethernet-10g", "shaping": shaping}, rows
+    chosen = {nbytes: explain("all_reduce", nbytes, arguments.world, profile=profile).chosen for nbytes in plan.sizes}
+    by_profile: dict[str, object] = {
+        "link_profile": profile.model_dump(),
+        "link_profile_from": "tuned on these links, first" if tuned else arguments.link_profile,
+        "algorithms": {nbytes: {"name": plan.algorithm, "chunks": plan.chunks} for nbytes, plan in chosen.items()},
+    }
+    if tuned:
+        by_profile["tuned_to"] = [asdict(point) for point in tuned.points]
+    return describe(words, arguments.commit) | by_profile | {"shaping": shaping}, rows
 
 
 def main() -> None:

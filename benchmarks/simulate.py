@@ -128,10 +128,14 @@ def write_fleet(rows: list[Row], folder: Path) -> None:
 
 
 def read_rows(files: list[Path], world: int | None = None) -> list[Row]:
-    """The rows of result files, with the link profile that the file states; of one world where one is named."""
+    """The rows of result files, with the link profile and burst that each states; of one world where one is named."""
     results = [json.loads(file.read_text()) for file in files]
     rows = [
-        {"link_profile": result.get("link_profile", "ethernet-10g")} | row
+        {
+            "link_profile": result.get("link_profile", "ethernet-10g"),
+            "burst_nbytes": result.get("shaping", {}).get("burst_nbytes", 0),
+        }
+        | row
         for result in results
         for row in result["rows"]
     ]

@@ -2,14 +2,27 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
-from mccl_core.metrics import OpMetrics
+import torch
+
+class OpCounters(TypedDict):
+    """Of one kind of op by one algorithm; csrc/engine/metrics.hpp says what each field counts."""
+
+    algorithm: str  # empty where there is only one
+    count: int
+    failed: int
+    nbytes: int
+    bus_nbytes: int
+    busy_ns: int
+    queued_ns: int
+    parked_nbytes: int
+    waited_ns: dict[bytes, int]  # by process
 
 class Engine:
     def __init__(self, options: dict[str, int]) -> None: ...
     def add_connection(self, fd: int, process: bytes, lane: int, host: str) -> None: ...
     def connected(self, process: bytes, lane: int) -> bool: ...
-    def counters(self) -> dict[str, OpMetrics]: ...
-    def reset_counters(self) -> None: ...
+    def metrics(self) -> dict[str, list[OpCounters]]: ...  # by kind; of each the algorithms that were used
+    def reset_metrics(self) -> None: ...
     def parked_nbytes(self) -> int: ...
     def shutdown(self) -> None: ...
     def close_descriptors_in_child(self) -> None: ...
@@ -23,11 +36,27 @@ class ProcessGroupMCCL:
         members: list[tuple[bytes, str]],
         planner: dict[str, Any],
         timeout: timedelta,
-        connect: Callable[[list[int]], None],
+        connect: Callable[[list[tuple[int, int]]], None],  # rank, channel
     ) -> None: ...
 
-# The plan that is used, then all that could be, the fastest first: (algorithm, chunks, seconds).
-def plans(planner: dict[str, Any], collective: str, world: int, nbytes: int) -> list[tuple[str, int, float]]: ...
+class SimulatedDevice:
+    """For tests: from here to `close`, tensors of the CPU are those of a device whose kernels run late, on a thread.
+
+    `fill` and `copy` are kernels; others that PyTorch runs on such tensors run at once, as ever.
+    """
+
+    def __init__(self, *, seed: int, longest_delay_us: int, private_memory: bool) -> None: ...
+    def fill(self, tensor: torch.Tensor, value: float) -> None: ...
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None: ...
+    def hold(self) -> None:
+        """A kernel that does not end before `resume`."""
+    def resume(self) -> None: ...
+    def synchronize(self) -> None:
+        """Blocks until all kernels have run."""
+    def close(self) -> None: ...
+
+# The plan that is used, then all that could be, the fastest first: (algorithm, chunks, seconds, channels).
+def plans(planner: dict[str, Any], collective: str, world: int, nbytes: int) -> list[tuple[str, int, float, int]]: ...
 
 class Simulation(TypedDict):
     """What `simulate` says. Seconds count from the first op's time zero."""
@@ -55,7 +84,9 @@ def simulate(
     credit_nbytes: int,
     element_nbytes: int = 4,
     chunk_count: int = 1,
+    channel_count: int = 1,
     segment_cost_s: float = 0.0,
+    burst_nbytes: int = 0,
     groups: list[int] = ...,
     uplink_goodput_bytes_per_s: float = 0.0,
     uplink_latency_s: float = 0.0,

@@ -2,39 +2,65 @@
 
 Installing the package is enough: `torch.distributed.init_process_group("mccl")` works with no import. Where torch's
 automatic loading of backends is off (TORCH_DEVICE_BACKEND_AUTOLOAD=0), `import mccl_core` registers it.
+
+A group takes dense CPU tensors of any shape; those that are not contiguous go through a copy. Bytes move in every
+dtype. Floating-point, integer and bool tensors are reduced by every reduce op that has a meaning for them, complex ones
+by SUM, AVG and PREMUL_SUM; the result has the same bits on every rank. Calls block until the result is in the tensor;
+with `async_op=True` they return a Work at once, and several may be in flight.
+
+A call whose sizes, dtype or ranks do not fit raises ValueError, TypeError or RuntimeError before anything is sent. A
+rank that is lost, late beyond the timeout, or makes another call ends the ops in flight on every rank with torch's
+DistBackendError, whose text names that rank, its host, the op and what to do.
 """
 
 from __future__ import annotations
 
+import importlib
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from mccl_core._autoload import autoload, require_backend, torch_will_autoload
+from mccl_core._autoload import autoload, install_finder, require_backend, torch_will_autoload
 
 if TYPE_CHECKING:
-    from mccl_core.metrics import get_metrics, reset_metrics
+    from mccl_core.ddp import ddp_hook
+    from mccl_core.metrics import get_metrics, log_metrics, reset_metrics
     from mccl_core.planning import explain
+    from mccl_core.prometheus import metrics_text
 
 try:
     __version__ = metadata.version("mccl-fleet")
 except metadata.PackageNotFoundError:  # built by CMake alone, without pip
     __version__ = "0+unknown"
 
-__all__ = ["__version__", "explain", "get_metrics", "require_backend", "reset_metrics"]
+__all__ = [
+    "__version__",
+    "ddp_hook",
+    "explain",
+    "get_metrics",
+    "log_metrics",
+    "metrics_text",
+    "require_backend",
+    "reset_metrics",
+]
+
+_MODULE_OF = {
+    "ddp_hook": "mccl_core.ddp",
+    "explain": "mccl_core.planning",
+    "get_metrics": "mccl_core.metrics",
+    "log_metrics": "mccl_core.metrics",
+    "metrics_text": "mccl_core.prometheus",
+    "reset_metrics": "mccl_core.metrics",
+}
+"""What is imported when first asked for: these modules load torch."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("get_metrics", "reset_metrics"):
-        from mccl_core import metrics
-
-        return getattr(metrics, name)
-    if name == "explain":
-        from mccl_core.planning import explain
-
-        return explain
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+install_finder()
 # Where `import torch` will register the backend by itself, a command line that needs no torch does not wait for it.
 if __version__ == "0+unknown" or not torch_will_autoload():
     autoload()

@@ -1,4 +1,4 @@
-"""Registration of the backend `mccl`, run at the end of `import torch` (entry point group `torch.backends`).
+"""Makes the backend `mccl` and the module `mccl` known, at the end of `import torch` (entry points `torch.backends`).
 
 It must be cheap and must never raise: an exception here would break `import torch` for everybody. The engine, the
 configuration and pydantic are imported when the first process group is made.
@@ -9,10 +9,29 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 BACKEND = "mccl"
 DEVICES = ("cpu", "mps")
+
+
+class GuideFinder(MetaPathFinder):
+    """Serves `import mccl`, from guide.py, where no other finder knows a package of that name."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname != BACKEND:
+            return None
+        return spec_from_file_location(BACKEND, Path(__file__).with_name("guide.py"))
+
+
+def install_finder() -> None:
+    """Makes `import mccl` possible. Idempotent."""
+    if not any(isinstance(finder, GuideFinder) for finder in sys.meta_path):
+        sys.meta_path.append(GuideFinder())  # last: a package of that name, if there is one, wins
 
 
 def create_backend(options: Any, backend_options: Any = None) -> Any:
@@ -28,7 +47,8 @@ def create_backend(options: Any, backend_options: Any = None) -> Any:
 
 
 def autoload() -> None:
-    """Registers the backend unless torch has no distributed package; warns where another package took the name."""
+    """Registers both; no backend where torch has no distributed package. Warns where another package took the name."""
+    install_finder()
     try:
         register()
     except Exception as error:  # whatever it is, `import torch` has to succeed

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
+from datetime import timedelta
 from typing import Any
+
+from torch.distributed.constants import default_pg_timeout
 
 from mccl_core import links
 from mccl_core._C import ProcessGroupMCCL
+from mccl_core._ddp import use_buckets_of
+from mccl_core._environment import remark_once
 from mccl_core._rendezvous import local_address, meet
 from mccl_core._runtime import get_runtime
-from mccl_core.config import CoreConfig
+from mccl_core.config import CoreConfig, environment
 from mccl_core.planning import number_groups, planner_options
+from mccl_core.prometheus import metrics_text
 
 log = logging.getLogger("mccl")
 
@@ -28,30 +34,42 @@ def create(options: Any, backend_options: Any) -> ProcessGroupMCCL:
     config = CoreConfig.from_environment()
     log.setLevel(config.log_level.upper())
     store, rank, size = options.store, options.group_rank, options.group_size
+    timeout = options.timeout
+    if config.op_timeout_ms is not None and timeout == default_pg_timeout:
+        timeout = timedelta(milliseconds=config.op_timeout_ms)
+    if config.ddp_bucket_mb is not None:
+        use_buckets_of(config.ddp_bucket_mb)
     runtime = get_runtime(config, lambda: local_address(store))
-    meeting = meet(runtime, store, rank, size, options.timeout)
+    runtime.serve_metrics(metrics_text)
+    meeting = meet(runtime, store, rank, size, timeout)
 
-    lanes = range(2 if size == 2 else 1)  # as the engine's Group has it
-
-    def connect(ranks: list[int]) -> None:
-        for other in ranks:
-            for lane in lanes:
+    def connect(links: list[tuple[int, int]]) -> None:
+        for other, channel in links:
+            for lane in lanes(size, channel):
                 runtime.dial(meeting.peers[other], meeting.job, lane)
 
     members = [(peer.process, peer.host) for peer in meeting.peers]
     hosts = [peer.host for peer in meeting.peers]
+    if hosts.index(hosts[rank]) == rank:  # one of each machine's ranks speaks for all
+        remark_once(environment())
     profile = links.load(config.link_profile) if config.link_profile else links.default_profile(hosts)
     planner = planner_options(config, profile, number_groups(meeting.switch_groups))
-    backend = ProcessGroupMCCL(runtime.engine, meeting.group_id, rank, members, planner, options.timeout, connect)
-    # Of each pair that is linked from the start the lower rank dials.
+    backend = ProcessGroupMCCL(runtime.engine, meeting.group_id, rank, members, planner, timeout, connect)
+    # Of each pair that is linked from the start the lower rank dials. That is on the first channel; links on further
+    # ones are made by the first op that is spread over several.
     linked = linked_ranks(rank, size)
-    connect([other for other in linked if other > rank])
+    connect([(other, 0) for other in linked if other > rank])
     deadline = time.monotonic() + config.connect_timeout_ms / 1000
     for other in linked:
         if other < rank:
-            for lane in lanes:
+            for lane in lanes(size, channel=0):
                 runtime.await_connection(meeting.peers[other], lane, deadline)
     return backend
+
+
+def lanes(size: int, channel: int) -> list[int]:
+    """The lanes of a channel in a group of `size` ranks, as the engine's Group has them."""
+    return [2 * channel, 2 * channel + 1] if size == 2 else [2 * channel]
 
 
 def linked_ranks(rank: int, size: int) -> list[int]:

@@ -24,7 +24,7 @@ from typing import Any
 
 VERSION = 1
 MAX_MESSAGE_NBYTES = 4096
-MAX_LANES = 2
+MAX_LANES = 16  # two for each of at most eight channels (csrc/engine/channel.hpp)
 _LENGTH = struct.Struct(">I")
 
 

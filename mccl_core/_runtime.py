@@ -18,6 +18,7 @@ from mccl_core import _handshake, _local_socket
 from mccl_core._C import Engine
 from mccl_core._handshake import HandshakeError, Hello, Verdict
 from mccl_core._listener import Listener
+from mccl_core._metrics_server import MetricsServer
 from mccl_core.config import CoreConfig
 
 log = logging.getLogger("mccl")
@@ -46,10 +47,11 @@ class Runtime:
         self.engine = Engine(config.engine_options())
         self.address = ""
         self._jobs: dict[str, bytes] = {}
-        self._hosts: dict[bytes, str] = {}
+        self._peers: dict[bytes, Peer] = {}  # as the first group knew them
         self._dialling: set[tuple[bytes, int]] = set()
         self._met: set[tuple[bytes, int]] = set()  # connected now, or once: who has left again is not waited for
         self._changed = threading.Condition()
+        self._metrics_server: MetricsServer | None = None
 
     def start(self, address: str) -> None:
         """Starts to listen on `address` (MCCL_LISTEN_ADDR wins)."""
@@ -65,6 +67,15 @@ class Runtime:
         )
         self._listener.start()
 
+    def serve_metrics(self, text: Callable[[], str]) -> None:
+        """Serves `text()` where MCCL_METRICS_PORT asks for it, once.
+
+        Raises:
+            OSError: no port is free, or this process may not listen there; the text says what to do.
+        """
+        if self.config.metrics_port is not None and self._metrics_server is None:
+            self._metrics_server = MetricsServer(self.address, self.config.metrics_port, text)
+
     @property
     def port(self) -> int:
         """The port that this process listens on."""
@@ -72,6 +83,8 @@ class Runtime:
 
     def stop(self) -> None:
         """Says goodbye to all peers and ends the threads."""
+        if self._metrics_server is not None:
+            self._metrics_server.stop()
         self._listener.stop()
         self.engine.shutdown()
 
@@ -79,14 +92,21 @@ class Runtime:
         """In a forked child: closes what was inherited, so that the parent's death stays visible to its peers."""
         self.engine.close_descriptors_in_child()
         self._listener.close_descriptors_in_child()
+        if self._metrics_server is not None:
+            self._metrics_server.close_descriptors_in_child()
 
     def trust(self, job: str, secret: bytes) -> None:
         """From now on processes of this job are let in."""
         self._jobs[job] = secret
 
     def know(self, peer: Peer) -> None:
-        """Remembers how a process's machine is called, for errors."""
-        self._hosts[peer.process] = peer.host
+        """Remembers how a process and its machine are called, for errors and metrics."""
+        self._peers.setdefault(peer.process, peer)
+
+    def name_of(self, process: bytes) -> str:
+        """How metrics call a process: `rank 1 on mac-2`, by its rank in the first group."""
+        peer = self._peers.get(process)
+        return f"rank {peer.rank} on {peer.host}" if peer else "a process of no group"
 
     def dial(self, peer: Peer, job: str, lane: int) -> None:
         """Connects to `peer` on `lane` unless that is done already. Blocks, up to connect_timeout_ms.
@@ -170,7 +190,7 @@ class Runtime:
             if verdict is not Verdict.ACCEPT:
                 sock.close()
                 return
-            self._add(sock, process, lane, self._hosts.get(process, "an unknown host"))
+            self._add(sock, process, lane, self._peers[process].host if process in self._peers else "an unknown host")
 
     def _add(self, sock: socket.socket, process: bytes, lane: int, host: str) -> None:
         self.engine.add_connection(sock.detach(), process, lane, host)

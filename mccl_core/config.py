@@ -7,21 +7,27 @@ import socket
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from mccl_core.settings import resolve
+from mccl_core.variables import ALIASES
 
 KIB = 1024
 MIB = 1024 * KIB
 Nbytes = Annotated[int, Field(ge=0)]
+AnyCase = BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)
 
 
 class CoreConfig(BaseModel):
-    """Options of the engine and of how ranks find each other; from MCCL_<FIELD> in the environment."""
+    """Options of the engine and of how ranks find each other; from MCCL_<FIELD> in the environment.
+
+    docs/environment.md has them as a table.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    environment_aliases: ClassVar[Mapping[str, str]] = ALIASES
 
     segment_nbytes: int = Field(MIB, ge=4 * KIB, le=16 * MIB, description="Largest payload of one frame, in bytes.")
     scratch_nbytes: int = Field(
@@ -43,7 +49,7 @@ class CoreConfig(BaseModel):
     eager_grant_nbytes: Nbytes = Field(
         4 * MIB, description="From this size on a receiver grants a stream as soon as it is ready for it."
     )
-    allreduce_algo: Literal["auto", "ring", "recursive_doubling", "circulant", "two_level"] = Field(
+    allreduce_algo: Annotated[Literal["auto", "ring", "recursive_doubling", "circulant", "two_level"], AnyCase] = Field(
         "auto", description="Algorithm of all-reduce wherever it can be used; `auto` takes the link profile's fastest."
     )
     link_profile: str | None = Field(
@@ -59,8 +65,29 @@ class CoreConfig(BaseModel):
         le=64 * MIB,
         description="A circulant all-reduce goes in chunks of this size, a two-level one in none that are smaller.",
     )
+    channels: int | None = Field(
+        None,
+        ge=1,
+        le=8,
+        description="The most pairs of a transmit and a receive thread, with connections of their own, that a "
+        "collective is spread over; by default what the link profile says. The same on all ranks.",
+    )
+    channel_nbytes: int = Field(
+        4 * MIB, ge=KIB, description="Of a collective's bytes, the least that a channel gets if there are several."
+    )
     socket_buffer_nbytes: int = Field(
         0, ge=0, le=1024 * MIB, description="Socket buffers, in bytes; 0 leaves it to the system."
+    )
+    op_timeout_ms: int | None = Field(
+        None,
+        ge=1,
+        description="Limit for an op of a group that was made without a timeout, in ms; unset: torch's, 30 minutes.",
+    )
+    ddp_bucket_mb: float | None = Field(
+        None,
+        gt=0,
+        description="Buckets of DistributedDataParallel where the script gives no `bucket_cap_mb`, in MiB; unset: "
+        "torch's, 25.",
     )
     linger_ms: int = Field(1000, ge=0, description="Longest wait at exit for peers to take what was sent.")
 
@@ -76,11 +103,18 @@ class CoreConfig(BaseModel):
     handshake_timeout_ms: int = Field(5_000, ge=1, description="Limit for a stranger to prove who it is.")
     host_name: str = Field(default_factory=socket.gethostname, description="How errors and tables call this machine.")
 
+    metrics_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="Serve the metrics for Prometheus at /metrics on this port, or the next free one; unset: do not.",
+    )
+
     secret: SecretStr | None = Field(None, description="The job's secret; at least 16 characters.")
     secret_file: Path | None = Field(
         None, description="A file that holds the job's secret; nobody but its owner may read it."
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], AnyCase] = Field(
         "warning", description="What the core says on its logger, `mccl`."
     )
 
@@ -94,12 +128,14 @@ class CoreConfig(BaseModel):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> CoreConfig:
-        """Reads MCCL_<FIELD> variables.
+        """Reads MCCL_<FIELD> variables and their other names; without `environ` this process's, under `choose`d ones.
 
         Raises:
             SettingsError: a value is out of range; the text names the variable, the value and the range.
         """
-        return resolve(cls, environ=os.environ if environ is None else environ).values
+        if environ is None:
+            return resolve(cls, environ=os.environ, arguments=_chosen).values
+        return resolve(cls, environ=environ).values
 
     def engine_options(self) -> dict[str, int]:
         """The fields of the C++ struct `Options`."""
@@ -144,3 +180,33 @@ class CoreConfig(BaseModel):
                 "try `openssl rand -hex 32`"
             )
         return secret
+
+
+_chosen: dict[str, Any] = {}
+
+
+def choose(settings: Mapping[str, Any], *, over_environment: bool) -> dict[str, Any]:
+    """Sets fields of `CoreConfig` for the groups that this process makes from now on.
+
+    Args:
+        settings: field → value.
+        over_environment: whether they win over variables and what was chosen before.
+
+    Returns:
+        Those that were set.
+
+    Raises:
+        SettingsError: a field is unknown or a value out of range; nothing has been set.
+    """
+    chosen = dict(settings)
+    if not over_environment:
+        sources = resolve(CoreConfig, environ=os.environ, arguments=_chosen).sources
+        chosen = {name: value for name, value in settings.items() if sources.get(name, "default") == "default"}
+    resolve(CoreConfig, environ=os.environ, arguments={**_chosen, **chosen})
+    _chosen.update(chosen)
+    return chosen
+
+
+def environment() -> dict[str, str]:
+    """A copy of this process's variables: this module alone reads them."""
+    return dict(os.environ)

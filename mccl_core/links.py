@@ -28,6 +28,13 @@ class LinkProfile(BaseModel):
         le=1e4,
         description="Payload between two switches, each way, in GB/s; 0: as fast as what is behind.",
     )
+    channels: int = Field(
+        default=1,
+        ge=1,
+        le=8,
+        description="The most channels that a collective is spread over: links that are faster than one core have more "
+        "than one. The other figures are those of one channel.",
+    )
     circulant_share: float = Field(
         default=1, gt=0, le=1, description="Share of the goodput where partners change from round to round."
     )

@@ -18,8 +18,13 @@ class Candidate:
     """One way to run a collective, and the time in ms that the link profile predicts for it alone on the link."""
 
     algorithm: str
+    """As MCCL_ALLREDUCE_ALGO names it; empty where there is only one."""
     chunks: int
+    """Parts of each channel that go side by side, 1 for most algorithms."""
     predicted_ms: float
+    """From the formulas in docs/algorithms.md."""
+    channels: int = 1
+    """Pairs of engine threads, each with connections of its own, that share the op."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +32,17 @@ class Explanation:
     """What a collective will use. `candidates` are sorted, the fastest first; `chosen` is among them."""
 
     collective: str
+    """As asked for."""
     nbytes: int
+    """As asked for."""
     world: int
+    """Number of ranks, as asked for."""
     profile: LinkProfile
+    """What the choice is made by."""
     chosen: Candidate
+    """What a group uses."""
     candidates: tuple[Candidate, ...]
+    """All that could be used."""
 
     def __str__(self) -> str:
         head = (
@@ -41,6 +52,7 @@ class Explanation:
         lines = [
             f"  {'->' if c == self.chosen else '  '} {c.algorithm:<20} {c.predicted_ms:10.3f} ms"
             + (f"  in {c.chunks} chunks" if c.chunks > 1 else "")
+            + (f"  on {c.channels} channels" if c.channels > 1 else "")
             for c in self.candidates
         ]
         return "\n".join([head, *lines])
@@ -57,6 +69,8 @@ def planner_options(config: CoreConfig, profile: LinkProfile, group_of_rank: Seq
         "all_reduce_algorithm": config.allreduce_algo,
         "recursive_doubling_max_nbytes": config.recursive_doubling_max_nbytes,
         "chunk_nbytes": config.chunk_nbytes,
+        "channels": config.channels or profile.channels,
+        "channel_nbytes": config.channel_nbytes,
         "group_of_rank": list(group_of_rank) if len(set(group_of_rank)) > 1 else [],
     }
 
@@ -114,6 +128,7 @@ def explain(
         profile = links.load(config.link_profile) if config.link_profile else links.ETHERNET_10G
     options = planner_options(config, profile, number_groups(switch_groups))
     chosen, *candidates = [
-        Candidate(name, chunks, seconds * 1e3) for name, chunks, seconds in _C.plans(options, collective, world, nbytes)
+        Candidate(name, chunks, seconds * 1e3, channels)
+        for name, chunks, seconds, channels in _C.plans(options, collective, world, nbytes)
     ]
     return Explanation(collective, nbytes, world, profile, chosen, tuple(candidates))

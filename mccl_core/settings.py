@@ -73,8 +73,9 @@ def resolve(
     """Fills `model` from its defaults, `file`, `environ` (MCCL_<FIELD>) and `arguments`; the last wins.
 
     A field that is itself a model is filled the same way, from MCCL_<FIELD>_<INNER FIELD> unless it is
-    annotated with an `EnvironmentPrefix`. `file_name` and `file_lines` (path of a key → its line) serve the
-    messages only.
+    annotated with an `EnvironmentPrefix`. A model's class variable `environment_aliases` maps other names of
+    variables to its fields; a field's own variable wins over them. `file_name` and `file_lines` (path of a key →
+    its line) serve the messages only.
 
     Raises:
         SettingsError: a key is unknown or a value is out of range; all such problems are listed.
@@ -107,6 +108,7 @@ def _collect(
         if key not in model.model_fields:
             problems.append(_unknown_key(str(key), path, model, inputs, in_file=key in file))
     data: dict[str, Any] = {}
+    aliases: Mapping[str, str] = getattr(model, "environment_aliases", {})
     for name, field in model.model_fields.items():
         here = (*path, name)
         nested = field.annotation
@@ -124,11 +126,12 @@ def _collect(
             inner = arguments.get(name) or {}
             data[name] = _collect(nested, here, inner_prefix, given, inner, inputs, sources, problems)
             continue
-        variable = f"{prefix}{name.upper()}"
+        variables = [f"{prefix}{name.upper()}", *(alias for alias, field in aliases.items() if field == name)]
+        variable = next((v for v in variables if v in inputs.environ), None)
         source = "default"
         if name in file:
             data[name], source = file[name], inputs.file_source(here)
-        if variable in inputs.environ:
+        if variable is not None:
             data[name], source = inputs.environ[variable], f"environment {variable}"
         if arguments.get(name) is not None:
             data[name], source = arguments[name], "argument"

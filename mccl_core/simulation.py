@@ -23,21 +23,24 @@ class Backward:
     """A training step's backward, which takes `backward_ms` and fills its buckets evenly over that time."""
 
     backward_ms: float
+    """How long it takes alone."""
     bucket_count: int
+    """Buckets of gradients."""
     bucket_nbytes: int
+    """Bytes of each."""
 
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """What a step's all-reduces cost.
-
-    `exposed_ms` is the communication that backward does not hide. `goodput_share` is what the buckets have to move,
-    2(N-1)/N of their bytes, against what the link could have moved while at least one bucket was under way.
-    """
+    """What a step's all-reduces cost."""
 
     step_ms: float
+    """From the start of backward to the end of the last all-reduce."""
     exposed_ms: float
+    """The communication that backward does not hide."""
     goodput_share: float
+    """What the buckets have to move, 2(N-1)/N of their bytes, against what the link could have moved while at least
+    one bucket was under way."""
 
 
 def simulate_all_reduces(
@@ -49,19 +52,21 @@ def simulate_all_reduces(
     *,
     group_of_rank: Sequence[int] = (),
     max_in_flight: int = 0,
+    burst_nbytes: int = 0,
     config: CoreConfig | None = None,
 ) -> _C.Simulation:
     """All-reduces of `nbytes` each, which every rank starts at `ready_s`, all by the same plan.
 
     Args:
-        profile: of the link. Its step's processor time is charged to each segment that arrives, in equal parts to
-            its packets.
-        plan: algorithm and number of chunks; its predicted time is not used.
+        profile: of the link; its goodput counts once for each of the plan's channels. Its step's processor time is
+            charged to each segment that arrives, in equal parts to its packets.
+        plan: algorithm and numbers of chunks and channels; its predicted time is not used.
         world: number of ranks.
         nbytes: of each tensor.
         ready_s: when each may start, in seconds.
         group_of_rank: the switch of each rank; empty where all are behind one.
         max_in_flight: all-reduces that a rank has under way at once; 0: all that are ready.
+        burst_nbytes: what an idle port saves up and then passes at once, where a token bucket shapes it; 0: a wire.
         config: gives the sizes of segments and credit; by default its defaults.
 
     Raises:
@@ -71,8 +76,9 @@ def simulate_all_reduces(
     from mccl_core import _C  # loads torch, for which whoever only imports this module need not wait
 
     config = config or CoreConfig.model_validate({})
-    goodput = profile.goodput_GBps * 1e9
+    goodput = _goodput_bytes_per_s(profile, plan)
     narrow = profile.uplink_GBps > 0
+    switches = group_of_rank if len(set(group_of_rank)) > 1 else ()  # behind one, two-level goes by teams of its own
     packet_nbytes = min(PACKET_NBYTES, config.segment_nbytes)
     result = _C.simulate(
         "all_reduce",
@@ -86,8 +92,10 @@ def simulate_all_reduces(
         forward_nbytes=0,  # what forwarding costs is part of the latency
         credit_nbytes=config.credit_nbytes,
         chunk_count=plan.chunks,
+        channel_count=plan.channels,
         segment_cost_s=profile.step_us / 1e6 * packet_nbytes / config.segment_nbytes,
-        groups=list(group_of_rank) if narrow or plan.algorithm == "two_level" else [],
+        burst_nbytes=burst_nbytes,
+        groups=list(switches) if narrow or plan.algorithm == "two_level" else [],
         uplink_goodput_bytes_per_s=profile.uplink_GBps * 1e9 if narrow else goodput * world,
         max_in_flight=max_in_flight,
     )
@@ -119,9 +127,13 @@ def simulate_step(
         config=config,
     )
     busy_s = _covered_s(list(zip(result["posted_s"], result["finish_s"], strict=True)))
-    wire_s = 2 * (world - 1) / world * backward.bucket_nbytes * count / (profile.goodput_GBps * 1e9)
+    wire_s = 2 * (world - 1) / world * backward.bucket_nbytes * count / _goodput_bytes_per_s(profile, plan)
     step_ms = result["last_finish_s"] * 1e3
     return StepPrediction(step_ms, step_ms - backward.backward_ms, wire_s / busy_s if busy_s > 0 else 1.0)
+
+
+def _goodput_bytes_per_s(profile: LinkProfile, plan: Candidate) -> float:
+    return profile.goodput_GBps * 1e9 * plan.channels
 
 
 def _covered_s(intervals: list[tuple[float, float]]) -> float:

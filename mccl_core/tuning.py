@@ -28,6 +28,7 @@ MAX_COUNT = 1000  # all-reduces of a block
 SMALL_NBYTES = (1 * KIB, 16 * KIB, 64 * KIB, 256 * KIB)
 LARGE_NBYTES = (1 * MIB, 4 * MIB, 16 * MIB)
 ALGORITHM_VARIABLE = "MCCL_ALLREDUCE_ALGO"
+CHANNELS_VARIABLE = "MCCL_CHANNELS"
 _ALL_REDUCE: Collective = "all_reduce"
 
 
@@ -36,8 +37,11 @@ class Point:
     """The time of one all-reduce: of the slowest rank, the median of all blocks' medians."""
 
     algorithm: str
+    """As MCCL_ALLREDUCE_ALGO names it."""
     nbytes: int
+    """Of the tensor."""
     ms: float
+    """The time."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,15 @@ class Tuning:
     """A profile and what it was fitted to."""
 
     profile: LinkProfile
+    """For the file that MCCL_LINK_PROFILE names."""
     world: int
+    """Number of ranks that measured."""
     hosts: tuple[str, ...]
+    """Of each rank."""
     points: tuple[Point, ...]
-    errors: tuple[float, ...]  # by point: (predicted - measured) / measured
+    """What was measured."""
+    errors: tuple[float, ...]
+    """By point: (predicted - measured) / measured."""
 
 
 def measure(*, seconds: float = 1.0, report: Callable[[str], None] = lambda line: None) -> Tuning:
@@ -66,7 +75,7 @@ def measure(*, seconds: float = 1.0, report: Callable[[str], None] = lambda line
     world = dist.get_world_size()
     if world < 2:
         raise ValueError("a link has two ends: tune with at least two ranks")
-    config = CoreConfig.from_environment()
+    config = CoreConfig.from_environment().model_copy(update={"channels": 1})  # a profile says what one channel does
     groups = {name: _new_group(name) for name in _algorithms(world)}
     try:
         points = _measure_points(groups, _cases(world, config), seconds, report if dist.get_rank() == 0 else None)
@@ -117,7 +126,7 @@ def fit(points: Sequence[Point], world: int, *, config: CoreConfig | None = None
     ]
     lowest = min((_least_squares(residuals, start) for start in starts), key=lambda at: _squared(residuals(at)))
     found = profile_at(lowest).model_dump()
-    return LinkProfile(**{name: float(f"{value:.4g}") for name, value in found.items()})
+    return LinkProfile.model_validate({name: float(f"{value:.4g}") for name, value in found.items()})
 
 
 def describe(tuning: Tuning, *, command: str, when: str, version: str) -> str:
@@ -155,8 +164,8 @@ def _cases(world: int, config: CoreConfig) -> list[tuple[str, int]]:
 
 
 def _new_group(algorithm: str) -> dist.ProcessGroup:
-    """A group whose all-reduces use this algorithm: the backend reads the variable as it makes a group."""
-    with _variable(ALGORITHM_VARIABLE, algorithm):
+    """A group whose all-reduces use this algorithm on one channel: the backend reads the variables as it makes it."""
+    with _variable(ALGORITHM_VARIABLE, algorithm), _variable(CHANNELS_VARIABLE, "1"):
         return dist.new_group(backend="mccl")
 
 
@@ -184,7 +193,7 @@ def _measure_points(
     counts = []
     for name, nbytes in cases:
         warm_s = statistics.median(_times(groups[name], tensors[nbytes], WARM_COUNT))
-        counts.append(min(MAX_COUNT, max(WARM_COUNT, round(seconds / BLOCKS / warm_s))))
+        counts.append(min(MAX_COUNT, max(1, round(seconds / BLOCKS / warm_s))))
     shared = torch.tensor(counts)
     dist.broadcast(shared, 0)  # all ranks must do the same number
     medians: list[list[float]] = [[] for _ in cases]

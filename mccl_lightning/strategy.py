@@ -5,6 +5,7 @@ so the user's DistributedDataParallel arguments, is Lightning's own DDPStrategy.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from mccl_lightning.backend import BACKEND, require_backend
@@ -55,6 +56,30 @@ def derived_class(base: Any) -> Any:
             return [self.root_device.index] if self._on_cuda() else None
 
         _determine_ddp_device_ids = determine_ddp_device_ids  # Fabric's name for it
+
+        def _setup_model(self, model: Any) -> Any:  # by a Trainer
+            return self._ordered_on_mps(super()._setup_model, model)
+
+        def setup_module(self, module: Any) -> Any:  # by Fabric
+            return self._ordered_on_mps(super().setup_module, module)
+
+        def _ordered_on_mps(self, wrap: Callable[[Any], Any], module: Any) -> Any:
+            """Wraps the module into DDP; on MPS so that the GPU, not the CPU, waits for the gradients.
+
+            Raises:
+                ValueError: the user's communication hook cannot be used on MPS; the text says why and which can.
+            """
+            if self.root_device.type != "mps":
+                return wrap(module)
+            from mccl_core.ddp import hook_for_mps
+
+            if getattr(self, "_ddp_comm_wrapper", None) is not None:
+                raise ValueError("ddp_comm_wrapper cannot be used on MPS; leave it out, or use fp16_compress_hook")
+            hook = hook_for_mps(getattr(self, "_ddp_comm_hook", None))
+            self._ddp_kwargs.setdefault("gradient_as_bucket_view", True)
+            model = wrap(module)
+            model.register_comm_hook(getattr(self, "_ddp_comm_state", None), hook)
+            return model
 
         def process_dataloader(self, dataloader: Any) -> Any:
             loader = super().process_dataloader(dataloader)

@@ -55,6 +55,7 @@ class MCCLConfig(TorchConfig):  # type: ignore[misc,unused-ignore]
     """
 
     backend: str | None = "mccl"
+    """torch.distributed's name of the backend."""
     timeout_s: int = DEFAULT_TIMEOUT_S
     """Seconds after which an operation that makes no progress fails."""
 

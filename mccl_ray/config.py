@@ -62,6 +62,7 @@ class JobSpec(BaseModel):
     storage: Path = Path("runs")
     """Where runs are kept: checkpoints, logs, events, the result. Every Mac must reach it by this path."""
     checkpoint: CheckpointSpec = CheckpointSpec()
+    """When the workers checkpoint, and how many checkpoints are kept."""
     max_failures: int = Field(default=3, ge=0)
     """Lost or failing workers after which the job gives up; until then it restarts from its checkpoint."""
     progress_interval_s: float = Field(default=_LIGHTNING.progress_interval_s, ge=0.05, le=3600)

@@ -18,6 +18,8 @@ assert "site-packages" in mccl_core.__file__, mccl_core.__file__
 dist.init_process_group("mccl", init_method="tcp://127.0.0.1:29999", rank=0, world_size=1)
 tensor = torch.ones(3)
 dist.all_reduce(tensor)
+import mccl
+assert mccl.get_metrics()["ops"]["all_reduce"]["count"] == 1, mccl.get_metrics()
 dist.destroy_process_group()
 print(mccl_core.__version__, "works")
 """

@@ -38,7 +38,16 @@ BAD_LINKS = [
     (["--iperf-seconds", "0.5"], "not a whole number"),
     (["--limit", "0"], "not a number of seconds above 0"),
 ]
-CASES = [("allreduce", *bad) for bad in BAD_EVERYWHERE] + [("shaped", *bad) for bad in BAD_EVERYWHERE + BAD_LINKS]
+BAD_LIMITS = [
+    (["--in-flight", "2"], "one all-reduce at a time"),
+    (["--sizes", "1024"], "at least 262144 bytes"),
+    (["--rounds", "0"], "between 1"),
+]
+CASES = [
+    *(("allreduce", *bad) for bad in BAD_EVERYWHERE),
+    *(("shaped", *bad) for bad in BAD_EVERYWHERE + BAD_LINKS),
+    *(("tcp_limit", *bad) for bad in BAD_EVERYWHERE + BAD_LIMITS),
+]
 
 
 @pytest.mark.parametrize(("name", "arguments", "message"), CASES)

@@ -84,6 +84,36 @@ def test_a_row_takes_the_algorithm_that_its_link_profile_chooses(link_model: Mod
     # On loopback bytes count for more than rounds, so that circulant is chosen and not recursive doubling.
     assert model.predict_ms(row | {"link_profile": "loopback"}) > model.predict_ms(row)
     assert model.predict_ms(row | {"link_profile": "ethernet-10g"}) == model.predict_ms(row)
+    fields = {"latency_us": 10, "step_us": 20, "goodput_GBps": 3, "circulant_share": 0.9}  # those of loopback
+    assert model.predict_ms(row | {"link_profile": fields}) == model.predict_ms(row | {"link_profile": "loopback"})
+
+
+def test_a_row_is_predicted_with_the_burst_of_its_file(link_model: ModuleType, tmp_path: Path) -> None:
+    link = {"alpha_s": 120e-6, "goodput_bytes_per_s": 0.8e9}
+    # Senders meet at the ports of a circulant; a bucket makes up for the time in which one idles.
+    circulant = {"world": 8, "bytes": 1_000_000, "in_flight": 8}
+    model = link_model.LinkModel(**link)
+    shaped_ms = model.predict_ms(circulant | {"burst_nbytes": 2**21})
+    assert shaped_ms < 0.99 * model.predict_ms(circulant)
+    results = tmp_path / "results.json"
+    rows = [row | {"mccl_ms": model.predict_ms(row | {"burst_nbytes": 2**21})} for row in rows_of(model, 4)]
+    rows.append(circulant | {"mccl_ms": shaped_ms})
+    results.write_text(json.dumps({"rows": rows, "shaping": {"burst_nbytes": 2**21}}))
+    done = run("--fit", results, "--world", 4, "--predict", results)
+    assert done.returncode == 0, done.stderr
+    (predicted,) = [line for line in done.stdout.splitlines() if line.startswith("| 8 ")]
+    assert float(predicted.split("|")[-2].rstrip(" %")) == pytest.approx(0.0, abs=0.5)
+
+
+@pytest.mark.slow
+def test_four_ranks_predict_what_eight_measured() -> None:
+    results = BENCHMARKS / "results"
+    eight = [results / "shaped-10gbit-8.json", results / "shaped-10gbit-8-in-flight.json"]
+    done = run("--fit", results / "shaped-10gbit-4.json", "--predict", *eight)
+    assert done.returncode == 0, done.stderr
+    errors = [float(line.split("|")[-2].rstrip(" %")) for line in done.stdout.splitlines() if line.startswith("| 8 ")]
+    assert len(errors) == 4
+    assert max(map(abs, errors)) < 10
 
 
 def test_the_fleet_is_written_into_the_page_between_its_marks(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from support.algorithms import groups_by_algorithm
 from support.ranks import run_ranks
 
+from mccl_core import explain
+
 FLOATS = {torch.float32: 1e-6, torch.float64: 1e-15, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
 ARITHMETIC = ["SUM", "AVG", "PRODUCT", "MIN", "MAX"]
@@ -150,6 +152,26 @@ def large(rank: int, world: int) -> list[str]:
 @pytest.mark.parametrize("world", [2, 4, 9])
 def test_25_mb(world: int) -> None:
     digests = run_ranks(world, large, timeout_s=200)
+    assert all(other == digests[0] for other in digests)
+
+
+def in_teams(rank: int, world: int) -> list[str]:
+    digests = []
+    for count in (1, 5, world * 6 + 1, 300_001):
+        inputs = [make_input(r, count, torch.float32, count) for r in range(world)]
+        result = inputs[rank].clone()
+        dist.all_reduce(result)
+        assert_right(result, reference(inputs, "SUM"), "SUM", world)
+        digests.append(digest(result))
+    return digests
+
+
+@pytest.mark.slow
+def test_teams_that_the_planner_cuts() -> None:
+    world = 16  # the smallest that it cuts
+    names = {candidate.algorithm for candidate in explain("all_reduce", 1, world).candidates}
+    assert "two_level" in names
+    digests = run_ranks(world, in_teams, MCCL_ALLREDUCE_ALGO="two_level")
     assert all(other == digests[0] for other in digests)
 
 

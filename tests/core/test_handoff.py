@@ -1,4 +1,8 @@
-"""The hand-off between a device's stream and the engine, over a simulated stream (tests/cpp/handoff_*.cpp)."""
+"""The hand-off between a device's stream and the engine (tests/cpp/handoff_*.cpp), over two streams.
+
+One is simulated. The other is the Metal shim over a fake Metal (tests/cpp/fake_metal.cpp), so that of what runs on a
+Mac only the calls of device/metal/calls_apple.cpp are left out.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +34,13 @@ def run(program: Path, *arguments: str, buckets: int, mutation: str = "") -> sub
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
 
 
-@pytest.fixture(scope="module")
-def sanitized() -> Path:
+PROGRAMS = ("handoff_test", "handoff_metal_test")
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def sanitized(request: pytest.FixtureRequest) -> Path:
     """The program under the thread sanitizer."""
-    return build_program("handoff_test", THREAD_SANITIZER)
+    return build_program(request.param, THREAD_SANITIZER)
 
 
 def test_rules_hold_under_the_thread_sanitizer(sanitized: Path) -> None:
@@ -42,8 +49,9 @@ def test_rules_hold_under_the_thread_sanitizer(sanitized: Path) -> None:
     assert done.stderr == ""
 
 
-def test_rules_hold_at_full_speed() -> None:
-    done = run(build_program("handoff_test"), buckets=200_000)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_rules_hold_at_full_speed(program: str) -> None:
+    done = run(build_program(program), buckets=200_000)
     assert done.returncode == 0, done.stdout[-5000:]
 
 

@@ -23,7 +23,7 @@ def chosen(nbytes: int, world: int, groups: list[int] | None = None) -> Candidat
     return explain("all_reduce", nbytes, world, profile=links.ETHERNET_10G, switch_groups=names, config=CONFIG).chosen
 
 
-@pytest.mark.parametrize(("world", "count"), [(24, 1), (100, 5), (200, 9), (200, 10)])
+@pytest.mark.parametrize(("world", "count"), [(24, 1), (100, 5), (200, 9), (200, 10), (200, 1)])
 def test_the_chosen_plan_keeps_95_percent_of_goodput(world: int, count: int) -> None:
     groups = switches(world, count)
     backward = Backward(backward_ms=1090, bucket_count=18, bucket_nbytes=BUCKET_NBYTES)
@@ -46,6 +46,26 @@ def test_the_chunks_of_two_levels_are_worth_it(count: int) -> None:
 
     assert plan.predicted_ms / 1e3 == pytest.approx(time_s(plan.chunks), rel=0.15)
     assert time_s(plan.chunks) <= 1.03 * min(time_s(chunks) for chunks in range(1, 9))
+
+
+@pytest.mark.parametrize("world", [100, 200])
+def test_many_macs_behind_one_switch_go_in_teams(world: int) -> None:
+    plan = chosen(BUCKET_NBYTES, world)
+    assert plan.algorithm == "two_level"
+    backward = Backward(backward_ms=1090, bucket_count=18, bucket_nbytes=BUCKET_NBYTES)
+    one_level = next(
+        candidate
+        for candidate in explain(
+            "all_reduce", BUCKET_NBYTES, world, profile=links.ETHERNET_10G, config=CONFIG
+        ).candidates
+        if candidate.algorithm == "circulant"
+    )
+    in_teams, in_one = (simulate_step(links.ETHERNET_10G, each, world, backward) for each in (plan, one_level))
+    assert in_teams.step_ms < in_one.step_ms
+    # One that they cannot be cut from evenly: 199 is a prime.
+    assert "two_level" not in {
+        candidate.algorithm for candidate in explain("all_reduce", BUCKET_NBYTES, 199, config=CONFIG).candidates
+    }
 
 
 def test_a_switch_with_a_few_macs_is_no_reason_for_two_levels() -> None:

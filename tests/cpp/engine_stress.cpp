@@ -16,6 +16,7 @@ using namespace mccl;
 namespace {
 
 constexpr int kInFlight = 12;
+constexpr int kChannels = 3;
 
 void check(bool condition, const char* what, int rank, int round) {
   if (condition) return;
@@ -34,7 +35,7 @@ Options options(uint64_t credit_nbytes) {
   return o;
 }
 
-// Each algorithm in its turn.
+// Each algorithm in its turn, on one channel or several.
 Planner planner(int world, int round) {
   Planner p{};
   p.profile = {round % 2 == 0 ? 1e-3 : 1e-9, 0, 1e9, 0, 1};
@@ -44,6 +45,8 @@ Planner planner(int world, int round) {
   p.recursive_doubling_max_nbytes = 32 << 10;
   p.chunk_nbytes = 8 << 10;
   for (int r = 0; r < world; ++r) p.group_of_rank.push_back(r % 2);
+  p.channels = 1 + round % kChannels;
+  p.channel_nbytes = 4 << 10;
   return p;
 }
 
@@ -158,10 +161,9 @@ int main(int argc, char** argv) {
     engines.push_back(std::make_unique<Engine>(options(credit)));
     members.push_back({std::string(16, static_cast<char>('a' + r)), "host" + std::to_string(r)});
   }
-  const int lanes = world == 2 ? 2 : 1;
   for (int a = 0; a < world; ++a) {
     for (int b = a + 1; b < world; ++b) {
-      for (int lane = 0; lane < lanes; ++lane) {
+      for (int lane = 0; lane < kChannels * kLanesPerChannel; lane += world == 2 ? 1 : kLanesPerChannel) {
         int pair[2];
         if (::socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) return 3;
         engines[static_cast<size_t>(a)]->add_connection(Fd(pair[0]), members[static_cast<size_t>(b)].process, lane,
@@ -175,7 +177,7 @@ int main(int argc, char** argv) {
   for (int r = 0; r < world; ++r) {
     threads.emplace_back([&, r] {
       Engine& engine = *engines[static_cast<size_t>(r)];
-      const auto group = engine.create_group(42, r, members);
+      const auto group = engine.create_group(42, r, members, kChannels);
       run_rank(engine, group, rounds, seed);
       engine.close_group(group);
       engine.shutdown();

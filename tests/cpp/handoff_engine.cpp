@@ -14,11 +14,11 @@
 #include <thread>
 #include <vector>
 
-#include "device/sim.hpp"
 #include "device/stream_handoff.hpp"
 #include "device/submit.hpp"
 #include "device/ticket.hpp"
 #include "op/collective.hpp"
+#include "stream_under_test.hpp"
 
 using namespace mccl;
 
@@ -86,7 +86,7 @@ DeviceTensor tensor_of(const Floats& data) { return {data->data(), 0, data->size
 
 // A stream with its hand-off, and collectives on it.
 struct Device {
-  SimStream stream;
+  StreamUnderTest stream;
   StreamHandOff hand_off{stream};
 
   explicit Device(unsigned seed, SimMemory memory = SimMemory::kShared)

@@ -15,8 +15,8 @@
 #include <thread>
 #include <vector>
 
-#include "device/sim.hpp"
 #include "device/stream_handoff.hpp"
+#include "stream_under_test.hpp"
 
 using namespace mccl;
 
@@ -263,7 +263,7 @@ class Program {
   std::mt19937 random_{3};
   Faults faults_;
   Memory memory_;
-  SimStream stream_;
+  StreamUnderTest stream_;
   Network network_;
   BasicStreamHandOff<Rules> hand_off_;
   std::vector<Open> open_;

@@ -10,8 +10,8 @@
 #include <string>
 
 #include "device/cpu.hpp"
-#include "device/sim.hpp"
 #include "device/stream_handoff.hpp"
+#include "stream_under_test.hpp"
 
 using namespace mccl;
 
@@ -29,7 +29,7 @@ class Latch {
 };
 
 struct Fixture {
-  SimStream stream{1, 0};
+  StreamUnderTest stream{1, 0};
   StreamHandOff hand_off{stream};
 
   // An op over no memory, for what concerns only its slot.
@@ -130,7 +130,7 @@ TEST_CASE_FIXTURE(Fixture, "ops that are released in reverse order each release 
 }
 
 TEST_CASE("O3: the thread of the first collective, not that of the construction, is the one that may encode") {
-  SimStream stream(1, 0);
+  StreamUnderTest stream(1, 0);
   StreamHandOff hand_off(stream);  // as Ray does: made here, used on another thread
   TicketPtr ticket;
   std::thread([&] {
@@ -156,6 +156,21 @@ TEST_CASE("O3: the thread of the first collective, not that of the construction,
 
   hand_off.adopt_this_thread();  // as for autograd's thread
   CHECK_NOTHROW(hand_off.wait_released(ticket));
+}
+
+TEST_CASE_FIXTURE(Fixture, "O3: an adopted thread may come first and does not take the place of the bound one") {
+  Latch has_called, may_end;  // it lives on: a later thread could get its id
+  std::thread adopted([&] {
+    hand_off.adopt_this_thread();
+    signalled();
+    has_called.open();
+    may_end.pass();
+  });
+  has_called.pass();
+  CHECK_NOTHROW(signalled());  // binds this thread
+  std::thread([&] { CHECK_THROWS_AS(signalled(), Error); }).join();
+  may_end.open();
+  adopted.join();
 }
 
 TEST_CASE_FIXTURE(Fixture, "wait_released() before signal_ready() is an error, not a stream that waits for ever") {
@@ -250,7 +265,7 @@ TEST_CASE_FIXTURE(Fixture, "a buffer is held until the stream has executed the w
 }
 
 TEST_CASE("ops in flight outlive their hand-off") {
-  SimStream stream(1, 0);
+  StreamUnderTest stream(1, 0);
   Watched buffer;
   std::optional<StreamHandOff> hand_off(std::in_place, stream);
   auto ticket = hand_off->begin({}, buffer.owner());
@@ -266,7 +281,7 @@ TEST_CASE("ops in flight outlive their hand-off") {
 
 TEST_CASE("a stream that ends with ops in flight lets go of their buffers") {
   Watched waited, not_ready;
-  std::optional<SimStream> stream(std::in_place, 1u, 0);
+  std::optional<StreamUnderTest> stream(std::in_place, 1u, 0);
   {
     StreamHandOff hand_off(*stream);
     auto ticket = hand_off.begin({}, waited.owner());
@@ -283,7 +298,7 @@ TEST_CASE("a stream that ends with ops in flight lets go of their buffers") {
 }
 
 TEST_CASE("32-bit words may wrap") {
-  SimStream stream(1, 0, SimWords::k32Bit);
+  StreamUnderTest stream(1, 0, SimWords::k32Bit);
   StreamHandOff hand_off(stream, 0xFFFF'FFF0u);
   int result = 0;
   for (int i = 1; i <= 100; ++i) {
@@ -305,7 +320,7 @@ TEST_CASE("32-bit words may wrap") {
 }
 
 TEST_CASE("private memory goes through a staging copy on either side of the engine's turn") {
-  SimStream stream(1, 0, SimWords::k32Bit, SimMemory::kPrivate);
+  StreamUnderTest stream(1, 0, SimWords::k32Bit, SimMemory::kPrivate);
   StreamHandOff hand_off(stream);
   int device[3] = {0, 0, 0};
   const HostView input = hand_off.host_view({device, sizeof(int), sizeof(int), false});

@@ -7,6 +7,9 @@
 #include <memory>
 #include <set>
 
+#include "schedule/algorithms.hpp"
+#include "schedule/channels.hpp"
+#include "schedule/parts.hpp"
 #include "schedule/schedule.hpp"
 #include "schedule/verify.hpp"
 
@@ -54,6 +57,45 @@ Problem circulant(int32_t world, uint64_t nbytes, int32_t chunk_count) {
 Problem two_level(int32_t world, uint64_t nbytes, const std::vector<int32_t>& group_of_rank, int32_t chunk_count) {
   return all_reduce(world, nbytes,
                     [&](Member me) { return two_level_all_reduce(me, nbytes, 1, group_of_rank, chunk_count); });
+}
+
+// Groups of four, uneven groups in the order of ranks, groups that ranks take turns in.
+std::vector<std::vector<int32_t>> groupings(int32_t world) {
+  std::vector<std::vector<int32_t>> all(3);
+  for (int32_t r = 0; r < world; ++r) {
+    all[0].push_back(r / 4);
+    all[1].push_back(r < world / 3 ? 0 : r < world / 2 ? 1 : 2);
+    all[2].push_back(r % 3);
+  }
+  return all;
+}
+
+// Over channels, as the planner asks for it.
+Problem on_channels(const char* algorithm, int32_t world, uint64_t nbytes, int32_t channel_count) {
+  AllReduceRequest request{nbytes, 1, 2, groupings(world)[0], channel_count};
+  return all_reduce(world, nbytes, all_reduce_generator(algorithm, request));
+}
+
+// Over channels: for each one the inputs' parts and then the output's.
+Problem ring_scatter_on_channels(int32_t world, uint64_t block, int32_t channel_count) {
+  const auto blocks = static_cast<uint64_t>(world) + 1;
+  const auto parts = blocks_of({0, block}, 1, channel_count);
+  const auto generate = [&](Member me) {
+    std::vector<ChannelPart> schedules;
+    for (const Range part : parts) {
+      schedules.push_back({ring_reduce_scatter(me, part.nbytes), {part.offset * blocks, part.nbytes * blocks}});
+    }
+    return merge_channels(std::move(schedules));
+  };
+  return make(world, block * blocks, generate,
+              [=, all = sums(world, block * blocks)](int32_t rank, uint64_t address) -> std::optional<Contents> {
+                const auto part = *std::find_if(parts.rbegin(), parts.rend(),
+                                                [&](Range p) { return address >= p.offset * blocks && p.nbytes > 0; });
+                const uint64_t inputs = part.offset * blocks;
+                const uint64_t output = inputs + part.nbytes * (blocks - 1);
+                if (address < output) return contribution(rank, address);
+                return (*all)[inputs + static_cast<uint64_t>(rank) * part.nbytes + address - output];
+              });
 }
 
 template <class Generate>
@@ -191,17 +233,6 @@ void prove(const char* name, int32_t world, uint64_t nbytes, const Problem& prob
   FAIL(name << ", " << world << " ranks, " << nbytes << " bytes: " << *wrong);
 }
 
-// Groups of four, uneven groups in the order of ranks, groups that ranks take turns in.
-std::vector<std::vector<int32_t>> groupings(int32_t world) {
-  std::vector<std::vector<int32_t>> all(3);
-  for (int32_t r = 0; r < world; ++r) {
-    all[0].push_back(r / 4);
-    all[1].push_back(r < world / 3 ? 0 : r < world / 2 ? 1 : 2);
-    all[2].push_back(r % 3);
-  }
-  return all;
-}
-
 void prove_all_reduce(int32_t world, uint64_t n) {
   prove("ring all-reduce", world, n, ring(world, n));
   const uint64_t few = std::min<uint64_t>(n, 200);  // it sends all bytes in each round: more would prove no more
@@ -212,6 +243,8 @@ void prove_all_reduce(int32_t world, uint64_t n) {
     if (world < 1000) prove("two-level all-reduce", world, n, two_level(world, n, groups, 1));
     prove("two-level all-reduce in chunks", world, n, two_level(world, n, groups, 2));
   }
+  const auto teams = even_teams(world);
+  if (!teams.empty()) prove("two-level all-reduce in teams", world, n, two_level(world, n, teams, 2));
 }
 
 void prove_others(int32_t world, uint64_t n, const std::vector<int32_t>& roots) {
@@ -238,6 +271,23 @@ std::vector<Step>& steps(Problem& problem, size_t rank) { return problem.schedul
 
 }  // namespace
 
+TEST_CASE("teams are even, and neither few nor thin") {
+  const auto cut = [](int32_t world) -> std::pair<int32_t, int32_t> {  // teams, and ranks in each
+    const auto teams = even_teams(world);
+    if (teams.empty()) return {1, world};
+    REQUIRE(teams.size() == static_cast<size_t>(world));
+    const int32_t count = teams.back() + 1;
+    for (int32_t r = 0; r < world; ++r) CHECK(teams[static_cast<size_t>(r)] == r / (world / count));
+    CHECK(world % count == 0);
+    return {count, world / count};
+  };
+  CHECK(cut(200) == std::pair{10, 20});
+  CHECK(cut(100) == std::pair{10, 10});
+  CHECK(cut(24) == std::pair{4, 6});
+  CHECK(cut(16) == std::pair{4, 4});
+  for (const int32_t world : {1, 2, 8, 12, 15, 199, 4 * 17}) CHECK(cut(world) == std::pair{1, world});
+}
+
 TEST_CASE("every schedule is right in every world up to 64") {
   for (int32_t world = 2; world <= 64; ++world) {
     const auto n = static_cast<uint64_t>(world);
@@ -263,7 +313,52 @@ TEST_CASE("every schedule is right in large worlds") {
   }
 }
 
+TEST_CASE("schedules over channels are right") {
+  for (const int32_t world : {2, 3, 5, 8, 13}) {
+    const auto n = static_cast<uint64_t>(world);
+    for (const int32_t channels : {2, 3, 8}) {
+      for (const uint64_t nbytes : {uint64_t{0}, uint64_t{1}, n + 1, 8 * n + 3}) {
+        for (const auto& algorithm : all_reduce_algorithms()) {
+          prove(algorithm.c_str(), world, nbytes, on_channels(algorithm.c_str(), world, nbytes, channels));
+        }
+      }
+      for (const uint64_t block : {0, 1, 9}) {
+        prove("ring reduce-scatter", world, block, ring_scatter_on_channels(world, block, channels));
+      }
+    }
+  }
+}
+
+TEST_CASE("channels share nothing but the address space") {
+  const Schedule merged =
+      merge_channels({{ring_reduce_scatter({1, 4}, 10), {0, 50}}, {ring_reduce_scatter({1, 4}, 6), {50, 30}}});
+  for (const Step& step : merged.steps) {
+    for (const Gate& gate : {step.send_gate, step.recv_gate}) {
+      if (gate.kind != GateKind::kOpen) CHECK(merged.steps[static_cast<size_t>(gate.step)].channel == step.channel);
+    }
+  }
+  CHECK(merged.steps.front().channel == 0);
+  CHECK(merged.steps.back().channel == 1);
+  CHECK(merged.scratch_nbytes == 2 * 10 + 2 * 6);
+}
+
 TEST_CASE("every planted fault is found") {
+  plant("channels: a step on the other one", on_channels("ring", 4, 26, 2),
+        [](Problem& p) { steps(p, 2)[3].channel = 1; });
+  plant("channels: a gate on another one's step", on_channels("ring", 4, 26, 2), [](Problem& p) {
+    auto& all = steps(p, 1);
+    all.back().send_gate.step -= static_cast<int32_t>(all.size() / 2);
+  });
+  plant("channels: parts that overlap", on_channels("circulant", 5, 40, 2), [](Problem& p) {
+    for (Step& step : steps(p, 3)) {
+      if (step.channel == 1) step.recv.offset -= 1;
+    }
+  });
+  plant("channels: scratch that two use", ring_scatter_on_channels(6, 4, 2), [](Problem& p) {
+    for (Step& step : steps(p, 2)) {
+      if (step.channel == 1 && step.send.offset >= 4 * 7) step.send.offset -= 2;
+    }
+  });
   plant("ring: a send that does not wait for its receive", ring(5, 13),
         [](Problem& p) { steps(p, 2)[1].send_gate = {}; });
   plant("ring: a reduction that copies", ring(5, 13), [](Problem& p) { steps(p, 1)[0].action = Action::kCopy; });

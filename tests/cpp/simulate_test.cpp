@@ -5,11 +5,13 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "base/error.hpp"
 #include "schedule/algorithms.hpp"
+#include "schedule/channels.hpp"
 
 using namespace mccl;
 
@@ -71,6 +73,34 @@ Generator across(uint64_t nbytes) {
 doctest::Approx about(double seconds, double relative = 1e-9) { return doctest::Approx(seconds).epsilon(relative); }
 
 }  // namespace
+
+TEST_CASE("channels share a rank's port") {
+  const uint64_t nbytes = 4'000'000;
+  const Generator two = all_reduce_generator("ring", {nbytes, 4, 1, {}, 2});
+  const auto result = simulate(network(2, 0), same_ops(1, two), options(1000));
+  CHECK(result.last_finish_s == about(4e-3, 1e-3));
+  CHECK(result.segments == 2 * 2 * nbytes / 2 / 1000);
+
+  // The credit of each channel's connection is its own: a peer that is late by a second finds all bytes there.
+  const Generator message_on_two = [=](Member me) {
+    const Schedule half = message(nbytes / 2)(me);
+    return merge_channels({{half, {0, nbytes / 2}}, {half, {nbytes / 2, nbytes / 2}}});
+  };
+  SimulationOptions late = options(1000);
+  late.credit_nbytes = nbytes / 2;
+  late.delay_s = {0, 1};
+  CHECK(simulate(network(2, 0), same_ops(1, message_on_two), late).last_finish_s - 1 == about(0));
+  CHECK(simulate(network(2, 0), same_ops(1, message(nbytes)), late).last_finish_s - 1 == about(2e-3, 1e-3));
+}
+
+TEST_CASE("a step on a channel that its peer does not expect is an error") {
+  const Generator crossed = [](Member me) {
+    Schedule schedule = message(1000)(me);
+    schedule.steps.front().channel = me.rank;
+    return schedule;
+  };
+  CHECK_THROWS_AS(simulate(network(2), same_ops(1, crossed), options()), Error);
+}
 
 TEST_CASE("one message takes alpha and its bytes") {
   const auto result = simulate(network(2), same_ops(1, message(1'000'000)), options());
@@ -205,6 +235,43 @@ TEST_CASE("what meets at one port is passed one after the other") {
   const auto result =
       simulate(network(9), same_ops(1, [](Member me) { return direct_gather(me, 0, 1'000'000); }), options());
   CHECK(result.last_finish_s == about(kAlpha_s + 8e-3));
+}
+
+TEST_CASE("what a bucket has saved up passes at once") {
+  Network shaped = network(2);
+  shaped.burst_nbytes = 400'000;
+  // Buckets start empty, and then fill while nothing is sent.
+  CHECK(simulate(shaped, same_ops(1, message(1'000'000)), options(100'000)).last_finish_s == about(kAlpha_s + 1e-3));
+  const auto late = same_ops(1, message(1'000'000), 0.25);
+  CHECK(simulate(shaped, late, options(100'000)).last_finish_s == about(0.25 + kAlpha_s + 0.6e-3));
+  // A gap costs what does not fit the burst.
+  const auto generator = std::make_shared<const Generator>(message(500'000));
+  for (const double gap_s : {0.1e-3, 0.4e-3, 0.9e-3}) {
+    CAPTURE(gap_s);
+    const std::vector<SimulatedOp> ops = {{generator, 0}, {generator, 0.5e-3 + gap_s}};
+    const double lost_s = std::max(0.0, gap_s - 0.4e-3);
+    CHECK(simulate(shaped, ops, options(100'000)).last_finish_s == about(kAlpha_s + 1e-3 + lost_s));
+    CHECK(simulate(network(2), ops, options(100'000)).last_finish_s == about(kAlpha_s + 1e-3 + gap_s));
+  }
+}
+
+TEST_CASE("what passes at once is not sent on before it has come") {
+  Network shaped = network(3);
+  shaped.burst_nbytes = 1'000'000;
+  const auto relay = [](Member me) {
+    Schedule schedule;
+    if (me.rank > 0) set_copy(schedule.steps.emplace_back(), me.rank - 1, {0, 1'000'000});
+    const Gate gate = me.rank > 0 ? Gate{GateKind::kReceivedBytes, 0} : Gate{};
+    if (me.rank + 1 < me.world) schedule.steps.push_back(send_step(me.rank + 1, {0, 1'000'000}, gate));
+    return schedule;
+  };
+  SimulationOptions fluid = options(100'000);
+  fluid.forward_nbytes = 0;
+  // The first link is new and passes the bytes at its rate, the second in the shadow of it: its last segment costs
+  // nothing more.
+  CHECK(simulate(shaped, same_ops(1, relay), fluid).last_finish_s == about(2 * kAlpha_s + 1e-3));
+  // All buckets are full: a segment takes alpha twice and nothing else.
+  CHECK(simulate(shaped, same_ops(1, relay, 0.25), fluid).last_finish_s == about(0.25 + 2 * kAlpha_s));
 }
 
 TEST_CASE("an uplink shared by g ranks is g times slower") {

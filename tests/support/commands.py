@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 COMMAND = [sys.executable, "-m", "mccl_fleet.main"]
-MARK = "MCCL_TEST_MARK"
+MARK = "TEST_MARK_OF_MCCL"
 POLL_S = 0.05
 
 

@@ -146,4 +146,5 @@ def _name(candidate: Candidate) -> str:
     if candidate.predicted_ms == 0:
         return "nothing to send"
     chunks = f" × {candidate.chunks}" if candidate.chunks > 1 else ""
-    return f"{candidate.algorithm}{chunks} {candidate.predicted_ms:.3f} ms"
+    channels = f" on {candidate.channels} channels" if candidate.channels > 1 else ""
+    return f"{candidate.algorithm}{chunks}{channels} {candidate.predicted_ms:.3f} ms"

@@ -57,7 +57,7 @@ class HandOff {
   virtual void wait_released(const TicketPtr& ticket) = 0;
 
   // Lets one more thread encode, for a framework that runs part of the caller's program on a thread of its own while
-  // the caller blocks (as autograd does with backward).
+  // the caller blocks (as autograd does with backward). Idempotent. An adopted thread's call binds nobody.
   virtual void adopt_this_thread() = 0;
 };
 

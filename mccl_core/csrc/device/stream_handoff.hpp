@@ -81,7 +81,8 @@ class BasicStreamHandOff final : public HandOff {
 
   void adopt_this_thread() override {
     const std::lock_guard guard(mutex_);
-    threads_.push_back(std::this_thread::get_id());
+    const auto self = std::this_thread::get_id();
+    if (std::ranges::find(adopted_, self) == adopted_.end()) adopted_.push_back(self);
   }
 
   size_t slot_count() const { return slots_->count(); }
@@ -99,8 +100,9 @@ class BasicStreamHandOff final : public HandOff {
     if constexpr (!Rules::kOneThread) return;
     const std::lock_guard guard(mutex_);
     const auto self = std::this_thread::get_id();
-    if (threads_.empty()) threads_.push_back(self);
-    if (std::ranges::find(threads_, self) == threads_.end()) {
+    if (std::ranges::find(adopted_, self) != adopted_.end()) return;  // which binds nobody
+    if (bound_ == std::thread::id()) bound_ = self;
+    if (bound_ != self) {
       throw_usage("a collective on a device was called on another thread than the first one was",
                   "Call all collectives of a device's tensors on one thread: only their order on the device's stream "
                   "tells which kernels a collective follows");
@@ -116,7 +118,8 @@ class BasicStreamHandOff final : public HandOff {
   Shim& shim_;
   const std::shared_ptr<SlotPool> slots_;
   std::mutex mutex_;
-  std::vector<std::thread::id> threads_;  // that may encode
+  std::thread::id bound_;                 // that of the first collective
+  std::vector<std::thread::id> adopted_;  // that may encode, too
   [[no_unique_address]] std::conditional_t<Rules::kWordPerOp, Nothing, OneCounter> counter_;
 };
 

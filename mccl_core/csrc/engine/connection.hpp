@@ -1,8 +1,8 @@
 // One authenticated connection to another process, shared by all groups that have both as members.
 //
 // The transmit side is under the engine's lock; whoever set `tx_busy` owns the socket's sending half and `frame` while
-// the lock is released. The receive side belongs to the receive thread, but for `in` and `rx_in`, which are under the
-// lock.
+// the lock is released. The receive side belongs to its channel's receive thread, but for `in` and `rx_in`, which are
+// under the lock.
 #pragma once
 
 #include <array>
@@ -14,6 +14,7 @@
 
 #include "base/fd.hpp"
 #include "base/pool.hpp"
+#include "engine/channel.hpp"
 #include "engine/group.hpp"
 #include "engine/operation.hpp"
 #include "transport/frame.hpp"
@@ -52,10 +53,11 @@ struct OutFrame {
 
 class Connection {
  public:
-  Connection(uint64_t id, Fd socket, ProcessId peer, int32_t lane, std::string peer_host, uint64_t credit,
-             size_t scratch_nbytes, PoolPtr memory)
+  Connection(uint64_t id, Channel& channel, Fd socket, ProcessId peer, int32_t lane, std::string peer_host,
+             uint64_t credit, size_t scratch_nbytes, PoolPtr memory)
       : pool(std::move(memory)),
         id(id),
+        channel(channel),
         fd(std::move(socket)),
         process(std::move(peer)),
         lane(lane),
@@ -65,11 +67,13 @@ class Connection {
 
   const PoolPtr pool;  // first: what follows lies in it
   const uint64_t id;
+  Channel& channel;  // whose threads serve it; the engine's
   Fd fd;
   const ProcessId process;
   const int32_t lane;  // which of the connections with that process (see Link)
   const std::string host;
-  bool lost = false;  // the socket is of no use any more
+  bool lost = false;           // the socket is of no use any more
+  PeerWaits* waits = nullptr;  // the process's, in the engine's metrics
 
   // --- transmit ---
   bool tx_busy = false;     // some thread is sending

@@ -13,35 +13,54 @@
 namespace mccl {
 
 Engine::Engine(const Options& options) : options_(options) {
-  receive_thread_ = std::thread([this] { receive_loop(); });
-  transmit_thread_ = std::thread([this] { transmit_loop(); });
+  Lock lock(*this);
+  channel(0);
 }
 
 Engine::~Engine() { shutdown(); }
 
+// The threads of a further channel start with its first connection.
+Channel& Engine::channel(int32_t index) {
+  while (channels_.size() <= static_cast<size_t>(index)) {
+    Channel& added = *channels_.emplace_back(std::make_unique<Channel>(pool_.get()));
+    added.receive_thread = std::thread([this, &added] { receive_loop(added); });
+    added.transmit_thread = std::thread([this, &added] { transmit_loop(added); });
+  }
+  return *channels_[static_cast<size_t>(index)];
+}
+
+void Engine::wake_receivers() {
+  for (const auto& channel : channels_) channel->receive_poller.wake();
+}
+
 void Engine::add_connection(Fd socket, const ProcessId& process, int32_t lane, std::string host) {
   configure_stream_socket(socket.get(), static_cast<int>(options_.socket_buffer_nbytes));
   Lock lock(*this);
+  if (stopping_) return;
   const int fd = socket.get();
+  Channel& channel = this->channel(channel_of_lane(lane));
   const uint64_t id = next_connection_++;
-  auto connection = std::make_shared<Connection>(id, std::move(socket), process, lane, std::move(host),
+  auto connection = std::make_shared<Connection>(id, channel, std::move(socket), process, lane, std::move(host),
                                                  options_.credit_nbytes, options_.scratch_nbytes, pool_);
+  connection->waits = metrics_.peer(process);
   connections_[id] = connection;
   by_process_[{process, lane}] = connection;
   for (const auto& [group_id, group] : groups_) attach(*group);
-  receive_poller_.add(fd, reinterpret_cast<void*>(id), Interest::kRead);
+  channel.receive_poller.add(fd, reinterpret_cast<void*>(id), Interest::kRead);
 }
 
 // A group holds its connections even after their end: what a peer sent before it left can still be received.
 void Engine::attach(Group& group) {
-  const auto find = [&](size_t rank, int32_t lane) {
-    const auto found = by_process_.find({group.members[rank].process, lane});
+  const auto find = [&](int32_t rank, int32_t lane) {
+    const auto found = by_process_.find({group.members[static_cast<size_t>(rank)].process, lane});
     return found == by_process_.end() ? nullptr : found->second;
   };
-  for (size_t rank = 0; rank < group.links.size(); ++rank) {
-    Link& link = group.links[rank];
-    if (!link.send) link.send = find(rank, group.send_lane(rank));
-    if (!link.receive) link.receive = find(rank, group.receive_lane(rank));
+  for (int32_t channel = 0; channel < group.channels; ++channel) {
+    for (int32_t rank = 0; rank < group.world(); ++rank) {
+      Link& link = group.link(rank, channel);
+      if (!link.send) link.send = find(rank, group.send_lane(rank, channel));
+      if (!link.receive) link.receive = find(rank, group.receive_lane(rank, channel));
+    }
   }
 }
 
@@ -50,8 +69,10 @@ bool Engine::connected(const ProcessId& process, int32_t lane) const {
   return by_process_.contains({process, lane});
 }
 
-std::shared_ptr<Group> Engine::create_group(uint64_t id, int32_t rank, std::vector<MemberInfo> members) {
-  auto group = std::make_shared<Group>(id, rank, std::move(members));
+std::shared_ptr<Group> Engine::create_group(uint64_t id, int32_t rank, std::vector<MemberInfo> members,
+                                            int32_t channels) {
+  MCCL_ASSERT(channels >= 1 && channels <= kMaxChannels);
+  auto group = std::make_shared<Group>(id, rank, std::move(members), channels);
   Lock lock(*this);
   if (!groups_.emplace(id, group).second) throw_usage("a group with this id exists in this process");
   attach(*group);
@@ -64,16 +85,17 @@ std::shared_ptr<const Error> Engine::failure(const Group& group) const {
   return group.failure;
 }
 
-std::vector<int32_t> Engine::unconnected_peers(const Group& group, const Operation& op) const {
-  std::vector<int32_t> peers;
+std::vector<Engine::Missing> Engine::missing_links(const Group& group, const Operation& op) const {
+  std::vector<Missing> missing;
   const std::lock_guard guard(mutex_);
   for (const Step& step : op.steps) {
     for (const int32_t peer : {step.send_peer, step.recv_peer}) {
-      if (peer < 0 || group.links[static_cast<size_t>(peer)].complete()) continue;
-      if (std::find(peers.begin(), peers.end(), peer) == peers.end()) peers.push_back(peer);
+      if (peer < 0 || group.link(peer, step.channel).complete()) continue;
+      const Missing link{peer, step.channel};
+      if (std::find(missing.begin(), missing.end(), link) == missing.end()) missing.push_back(link);
     }
   }
-  return peers;
+  return missing;
 }
 
 InStream& Engine::in_stream(Connection& connection, const StreamKey& key) {
@@ -86,21 +108,22 @@ InStream& Engine::in_stream(Connection& connection, const StreamKey& key) {
   return stream;
 }
 
-// One stream for each peer that the op sends to, and one for each that it receives from.
+// On each channel one stream for each peer that the op sends to, and one for each that it receives from.
 void Engine::build_streams(Operation& op, const StreamKey& key) {
   Group& group = *op.group;
-  std::unordered_map<int32_t, OutStream*> out;
-  std::unordered_map<int32_t, InStream*> in;
+  std::map<std::pair<int32_t, int32_t>, OutStream*> out;  // by peer and channel
+  std::map<std::pair<int32_t, int32_t>, InStream*> in;
   for (size_t i = 0; i < op.steps.size(); ++i) {
     const Step& step = op.steps[i];
     if (step.send_peer >= 0) {
-      OutStream*& stream = out[step.send_peer];
+      OutStream*& stream = out[{step.send_peer, step.channel}];
       if (!stream) {
         op.out.push_back(std::make_unique<OutStream>());
         stream = op.out.back().get();
         stream->op = &op;
         stream->peer = step.send_peer;
-        stream->connection = group.links[static_cast<size_t>(step.send_peer)].send.get();
+        stream->channel = step.channel;
+        stream->connection = group.link(step.send_peer, step.channel).send.get();
         stream->key = key;
         stream->connection->out[key] = stream;
         const auto grant = stream->connection->early_grants.find(key);
@@ -114,11 +137,12 @@ void Engine::build_streams(Operation& op, const StreamKey& key) {
       op.todo_nbytes += step.send.nbytes;
     }
     if (step.recv_peer >= 0) {
-      InStream*& stream = in[step.recv_peer];
+      InStream*& stream = in[{step.recv_peer, step.channel}];
       if (!stream) {
-        stream = &in_stream(*group.links[static_cast<size_t>(step.recv_peer)].receive, key);
+        stream = &in_stream(*group.link(step.recv_peer, step.channel).receive, key);
         stream->op = &op;
         stream->peer = step.recv_peer;
+        stream->channel = step.channel;
         op.in.push_back(stream);
       }
       stream->steps.push_back(static_cast<int32_t>(i));
@@ -137,7 +161,7 @@ void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<O
   if (group->closed) throw_usage("this group was destroyed", "Make a new group with torch.distributed.new_group");
   for (const Step& step : op->steps) {
     for (const int32_t peer : {step.send_peer, step.recv_peer}) {
-      if (peer < 0 || group->links[static_cast<size_t>(peer)].complete()) continue;
+      if (peer < 0 || group->link(peer, step.channel).complete()) continue;
       fail_group(*group, std::make_shared<const Error>(peer_left(*group, *op, peer)));
       throw *group->failure;
     }
@@ -162,7 +186,7 @@ void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<O
   build_streams(*op, key);
   if (op->deadline < next_deadline_) {
     next_deadline_ = op->deadline;
-    receive_poller_.wake();
+    channels_.front()->receive_poller.wake();
   }
 
   for (const int32_t peer : departed_peers(*op)) {
@@ -174,7 +198,7 @@ void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<O
     if (stream->announced && !matches(*stream)) return;  // the group has failed; the op tells
   }
   if (!claims_all(*group, key, point_to_point)) return;
-  if (op->ready) start(op, lock);
+  if (op->ready) start(op, op->posted_at, lock);
 }
 
 void Engine::set_ready(const std::shared_ptr<Operation>& op) {
@@ -185,16 +209,22 @@ void Engine::set_ready(const std::shared_ptr<Operation>& op) {
   lock.unlock();
   op->copy_own_blocks();
   lock.lock();
-  if (!op->finished && !std::exchange(op->ready, true)) start(op, lock);
+  if (!op->finished && !std::exchange(op->ready, true)) start(op, now_ns(), lock);
   unpin(op);
 }
 
-void Engine::start(const std::shared_ptr<Operation>& op, Lock& lock) {
+void Engine::start(const std::shared_ptr<Operation>& op, TimePoint now, Lock& lock) {
+  metrics_.started(*op, now);
   // Sends first: what a peer waits for goes out before what has arrived is looked at.
   for (const auto& stream : op->out) mark_ready(*stream);
-  for (size_t i = 0; i < op->out.size() && !op->finished; ++i) {
-    kick(*op->out[i]->connection, true, lock);  // the first bytes of any op: no wake-up is as fast
+  // The first bytes of any op are sent here and now: no wake-up is as fast. Other channels' threads send beside that.
+  for (const auto& stream : op->out) {
+    if (stream->channel > 0) kick(*stream->connection, false, lock);
   }
+  for (size_t i = 0; i < op->out.size() && !op->finished; ++i) {
+    if (op->out[i]->channel == 0) kick(*op->out[i]->connection, true, lock);
+  }
+  op->queued = !op->finished && must_queue(*op);
   for (size_t i = 0; i < op->in.size() && !op->finished; ++i) {
     update_grant(*op->in[i]);
     drain(*op->in[i], lock);
@@ -202,14 +232,14 @@ void Engine::start(const std::shared_ptr<Operation>& op, Lock& lock) {
   settle_if_complete(op);
 }
 
-Counters Engine::counters() const {
+Metrics::Snapshot Engine::metrics() const {
   const std::lock_guard guard(mutex_);
-  return counters_;
+  return metrics_.snapshot(now_ns());
 }
 
-void Engine::reset_counters() {
+void Engine::reset_metrics() {
   Lock lock(*this);
-  counters_ = {};
+  metrics_.reset(now_ns());
 }
 
 uint64_t Engine::parked_nbytes() const {
@@ -292,16 +322,18 @@ void Engine::shutdown() {
   }
   for (const auto& group : open) close_group(group);
 
-  // The receive thread half-closes each socket once nothing is left to send, and ends when all peers have answered
+  // The receive threads half-close each socket once nothing is left to send, and end when all peers have answered
   // with theirs or the linger has passed. Closing at once could reset a connection whose bytes are still on their way.
   {
     Lock lock(*this);
     stopping_ = true;
   }
-  receive_poller_.wake();
-  receive_thread_.join();
-  transmit_poller_.wake();
-  transmit_thread_.join();
+  wake_receivers();
+  for (const auto& channel : channels_) channel->receive_thread.join();
+  for (const auto& channel : channels_) {
+    channel->transmit_poller.wake();
+    channel->transmit_thread.join();
+  }
   {
     std::lock_guard lock(completion_mutex_);
     completion_stopping_ = true;
@@ -314,8 +346,10 @@ void Engine::shutdown() {
 void Engine::close_descriptors_in_child() {
   abandoned_ = true;
   for (const auto& [id, connection] : connections_) connection->fd.reset();
-  receive_poller_.close_descriptors();
-  transmit_poller_.close_descriptors();
+  for (const auto& channel : channels_) {
+    channel->receive_poller.close_descriptors();
+    channel->transmit_poller.close_descriptors();
+  }
 }
 
 }  // namespace mccl

@@ -1,8 +1,9 @@
-// The engine: one a process, shared by its groups. A transmit thread and a receive thread poll all connections;
-// completion threads run callbacks. One lock guards the state; system calls and reductions run outside it.
+// The engine: one a process, shared by its groups. A transmit thread and a receive thread poll all connections, or
+// those of their channel where there are several; completion threads run callbacks. One lock guards the state; system
+// calls and reductions run outside it.
 //
-// Files: engine.cpp (life, groups, submission), progress.cpp (gates, grants, consuming, completing), transmit.cpp,
-// receive.cpp, faults.cpp (errors, goodbyes, deadlines).
+// Files: engine.cpp (life, groups, submission), metrics.cpp (counts), progress.cpp (gates, grants, consuming,
+// completing), transmit.cpp, receive.cpp, faults.cpp (errors, goodbyes, deadlines).
 #pragma once
 
 #include <atomic>
@@ -20,10 +21,11 @@
 #include <vector>
 
 #include "base/options.hpp"
+#include "engine/channel.hpp"
 #include "engine/connection.hpp"
 #include "engine/group.hpp"
+#include "engine/metrics.hpp"
 #include "engine/operation.hpp"
-#include "io/poller.hpp"
 
 namespace mccl {
 
@@ -46,14 +48,20 @@ class Engine {
   void add_connection(Fd socket, const ProcessId& process, int32_t lane, std::string host);
   bool connected(const ProcessId& process, int32_t lane) const;
 
-  std::shared_ptr<Group> create_group(uint64_t id, int32_t rank, std::vector<MemberInfo> members);
+  // `channels`: how many its ops may use, at most kMaxChannels.
+  std::shared_ptr<Group> create_group(uint64_t id, int32_t rank, std::vector<MemberInfo> members, int32_t channels = 1);
   // Tells the members goodbye (or, where `error` is given, that the group failed). Ops in flight fail. Idempotent.
   void close_group(const std::shared_ptr<Group>& group, std::shared_ptr<const Error> error = nullptr);
   // Null while the group is healthy.
   std::shared_ptr<const Error> failure(const Group& group) const;
 
-  // Ranks that the op needs and that have no connection yet.
-  std::vector<int32_t> unconnected_peers(const Group& group, const Operation& op) const;
+  // What the op needs and has no connection for yet.
+  struct Missing {
+    int32_t peer;
+    int32_t channel;
+    bool operator==(const Missing&) const = default;
+  };
+  std::vector<Missing> missing_links(const Group& group, const Operation& op) const;
   // Starts the op. Never blocks on the network. Throws the group's Error where it failed or a peer has left.
   void submit(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& op,
               const PointToPoint* point_to_point = nullptr);
@@ -61,8 +69,8 @@ class Engine {
   // and nothing happens where the op is over already.
   void set_ready(const std::shared_ptr<Operation>& op);
 
-  Counters counters() const;
-  void reset_counters();
+  Metrics::Snapshot metrics() const;
+  void reset_metrics();
   uint64_t parked_nbytes() const;
 
   // Says goodbye, waits until the peers have taken what was sent (at most options.linger_ms), joins the threads.
@@ -99,8 +107,10 @@ class Engine {
   using ConnectionPtr = std::shared_ptr<Connection>;
 
   // --- engine.cpp ---
+  Channel& channel(int32_t index);
+  void wake_receivers();
   void build_streams(Operation& op, const StreamKey& key);
-  void start(const std::shared_ptr<Operation>& op, Lock& lock);
+  void start(const std::shared_ptr<Operation>& op, TimePoint now, Lock& lock);
   InStream& in_stream(Connection& connection, const StreamKey& key);
   void attach(Group& group);
   void replay_notices(uint64_t group);
@@ -119,6 +129,7 @@ class Engine {
   static uint64_t open_nbytes(const OutStream& stream);
   static bool gate_open(const Operation& op, const Gate& gate);
   static bool receive_open(const Operation& op, const Step& step);
+  static bool must_queue(const Operation& op);
   static bool can_consume(const InStream& stream);
   void update_grant(InStream& stream);
   void drain(InStream& stream, Lock& lock);
@@ -143,11 +154,11 @@ class Engine {
   uint64_t sendable_nbytes(Connection& connection, OutStream& stream, bool& on_credit);
   void frame_sent(Connection& connection, uint64_t nbytes, Lock& lock);
   void hand_to_transmit_thread(Connection& connection);
-  void transmit_loop();
+  void transmit_loop(Channel& channel);
 
   // --- receive.cpp ---
   struct Target;
-  void receive_loop();
+  void receive_loop(Channel& channel);
   bool receive(Connection& connection);
   Target choose_target(Connection& connection);
   uint64_t finish_target(Connection& connection, const Target& target, uint64_t nbytes, Lock& lock);
@@ -183,18 +194,16 @@ class Engine {
   const Options options_;
   const PoolPtr pool_ = make_pool();
   mutable std::mutex mutex_;
-  Poller receive_poller_;
-  Poller transmit_poller_;
+  std::vector<std::unique_ptr<Channel>> channels_;  // never shrinks; the first one's receive thread sees to deadlines
 
   std::unordered_map<uint64_t, ConnectionPtr> connections_;            // by id
   std::map<std::pair<ProcessId, int32_t>, ConnectionPtr> by_process_;  // and lane
   std::unordered_map<uint64_t, std::shared_ptr<Group>> groups_;
-  std::unordered_set<uint64_t> closed_groups_;             // late frames of these are dropped
-  std::pmr::deque<uint64_t> transmit_queue_{pool_.get()};  // connection ids
+  std::unordered_set<uint64_t> closed_groups_;  // late frames of these are dropped
   uint64_t next_connection_ = 1;
   uint64_t next_order_ = 1;
   TimePoint next_deadline_ = kNever;
-  Counters counters_{};
+  Metrics metrics_;
   std::pmr::vector<std::shared_ptr<void>> trash_{pool_.get()};  // see Lock
   // Goodbyes and errors of groups that peers have made already and this process has not.
   struct Notice {
@@ -214,9 +223,6 @@ class Engine {
   size_t running_completions_ = 0;
   TimePoint completion_stuck_at_ = 0;
   bool completion_stopping_ = false;
-
-  std::thread receive_thread_;
-  std::thread transmit_thread_;
 };
 
 }  // namespace mccl

@@ -12,6 +12,10 @@ namespace {
 constexpr const char* kRestart =
     "All ops in flight of this group end with this error; destroy the group and make a new one";
 constexpr const char* kDied = "Its process has probably died: see its log. ";
+constexpr const char* kMatchOps =
+    "All ranks of a group must call the same collectives, with the same sizes and dtypes, in the same order";
+constexpr const char* kMatchPlans =
+    "All ranks of a group must have the same link profile (MCCL_LINK_PROFILE), MCCL_ALLREDUCE_ALGO and MCCL_CHANNELS";
 constexpr const char* kMatchCalls =
     "See that rank's log; all ranks must call the same collectives before they destroy the group";
 
@@ -25,6 +29,14 @@ std::string encode_error(const ErrorInfo& info) {
   payload += info.detail;
   if (payload.size() > kMaxErrorNbytes) payload.resize(kMaxErrorNbytes);
   return payload;
+}
+
+// What to do about two ops that differ: the user's call, or only how it is carried out?
+const char* match_advice(Fingerprint theirs, const Fingerprint& ours) {
+  theirs.algorithm = ours.algorithm;
+  theirs.chunk_count = ours.chunk_count;
+  theirs.channel_count = ours.channel_count;
+  return theirs == ours ? kMatchPlans : kMatchOps;
 }
 }  // namespace
 
@@ -42,8 +54,7 @@ bool Engine::matches(InStream& stream) {
   info.peer_host = stream.connection->host;
   info.detail = "called " + stream.fingerprint.describe() + " where rank " + std::to_string(op.group->rank) +
                 " called " + op.fingerprint.describe();
-  info.advice =
-      "All ranks of a group must call the same collectives, with the same sizes and dtypes, in the same order";
+  info.advice = match_advice(stream.fingerprint, expected);
   fail_group(*op.group, std::move(info));
   return false;
 }
@@ -64,6 +75,7 @@ void Engine::fail_unexpected(Group& group, const Connection& connection, const S
     const bool same = op->fingerprint == fingerprint || fingerprint.kind == OpKind::kAllToAll;
     if (key.point_to_point || op->ticket != key.sequence || same) continue;
     info.detail = "called " + fingerprint.describe() + here + " called " + op->fingerprint.describe();
+    info.advice = match_advice(fingerprint, op->fingerprint);
   }
   fail_group(group, std::move(info));
 }
@@ -71,9 +83,10 @@ void Engine::fail_unexpected(Group& group, const Connection& connection, const S
 // False where bytes have come for this op from a rank that it expects none from: the group has failed.
 bool Engine::claims_all(Group& group, const StreamKey& key, const PointToPoint* point_to_point) {
   if (point_to_point != nullptr && point_to_point->sends) return true;
-  for (size_t rank = 0; rank < group.links.size(); ++rank) {
+  for (size_t i = 0; i < group.links.size(); ++i) {
+    const size_t rank = i % group.members.size();
     if (point_to_point != nullptr && static_cast<size_t>(point_to_point->peer) != rank) continue;
-    const ConnectionPtr& connection = group.links[rank].receive;
+    const ConnectionPtr& connection = group.links[i].receive;
     if (!connection) continue;
     const auto found = connection->in.find(key);
     if (found == connection->in.end() || found->second.op != nullptr) continue;
@@ -128,9 +141,8 @@ void Engine::fail_group(Group& group, std::shared_ptr<const Error> error) {
   notice.header.type = FrameType::kError;
   notice.header.key.group = group.id;
   notice.payload = encode_error(error->info());
-  for (int32_t rank = 0; rank < group.world(); ++rank) {
-    const auto index = static_cast<size_t>(rank);
-    if (group.links[index].send && !group.links[index].left()) queue_control(*group.links[index].send, notice);
+  for (const Link& link : group.links) {  // on all channels: each must have it before its end
+    if (link.send && !link.left()) queue_control(*link.send, notice);
   }
   const auto in_flight = group.in_flight;
   for (const auto& [order, op] : in_flight) fail_operation(op, error);
@@ -171,8 +183,7 @@ void Engine::close_group(const std::shared_ptr<Group>& group, std::shared_ptr<co
     const auto aborted = std::make_shared<const Error>(std::move(info));
     const auto in_flight = group->in_flight;
     for (const auto& [order, op] : in_flight) fail_operation(op, aborted);
-    for (int32_t rank = 0; rank < group->world(); ++rank) {
-      const Link& link = group->links[static_cast<size_t>(rank)];
+    for (const Link& link : group->links) {
       ControlFrame goodbye;
       goodbye.header.type = FrameType::kGoodbye;
       goodbye.header.key.group = group->id;
@@ -191,16 +202,15 @@ void Engine::close_group(const std::shared_ptr<Group>& group, std::shared_ptr<co
 // sent all its bytes before it left is not missed.
 std::vector<int32_t> Engine::departed_peers(const Operation& op) {
   std::vector<int32_t> peers;
-  const auto link_of = [&](int32_t peer) -> const Link& { return op.group->links[static_cast<size_t>(peer)]; };
   for (const auto& stream : op.out) {
     // Bytes that a thread is just handing to the kernel count as sent: the peer may have them and be gone already.
     const Connection& connection = *stream->connection;
     const bool stuck = connection.frame.stream == stream.get() && !connection.tx_busy;
-    const bool gone = link_of(stream->peer).send_closed || connection.lost;
+    const bool gone = op.group->link(stream->peer, stream->channel).send_closed || connection.lost;
     if ((stream->offset < stream->nbytes || stuck) && gone) peers.push_back(stream->peer);
   }
   for (const InStream* stream : op.in) {
-    const bool gone = link_of(stream->peer).receive_closed || stream->connection->lost;
+    const bool gone = op.group->link(stream->peer, stream->channel).receive_closed || stream->connection->lost;
     if (stream->arrived < stream->nbytes && gone) peers.push_back(stream->peer);
   }
   return peers;
@@ -252,9 +262,11 @@ void Engine::on_goodbye(Connection& connection, const FrameHeader& header) {
   for (int32_t rank = 0; rank < group.world(); ++rank) {
     const auto index = static_cast<size_t>(rank);
     if (group.members[index].process != connection.process) continue;
-    Link& link = group.links[index];
-    if (link.send.get() == &connection) link.send_closed = true;
-    if (link.receive.get() == &connection) link.receive_closed = true;
+    for (int32_t channel = 0; channel < group.channels; ++channel) {
+      Link& link = group.link(rank, channel);
+      if (link.send.get() == &connection) link.send_closed = true;
+      if (link.receive.get() == &connection) link.receive_closed = true;
+    }
     for (const auto& [order, op] : group.in_flight) {
       const auto departed = departed_peers(*op);
       if (departed.empty()) continue;
@@ -295,9 +307,10 @@ void Engine::on_error_frame(Connection& connection, const FrameHeader& header, c
 void Engine::connection_lost(const ConnectionPtr& connection, std::string detail, int sys_errno) {
   if (connection->lost) return;
   connection->lost = true;
-  receive_poller_.remove(connection->fd.get());
-  if (connection->tx_blocked) transmit_poller_.remove(connection->fd.get());
+  connection->channel.receive_poller.remove(connection->fd.get());
+  if (connection->tx_blocked) connection->channel.transmit_poller.remove(connection->fd.get());
   connections_.erase(connection->id);
+  if (stopping_ && connections_.empty()) wake_receivers();
   const auto current = by_process_.find({connection->process, connection->lane});
   if (current != by_process_.end() && current->second == connection) by_process_.erase(current);
 
@@ -306,10 +319,11 @@ void Engine::connection_lost(const ConnectionPtr& connection, std::string detail
     for (int32_t rank = 0; rank < group->world(); ++rank) {
       const auto index = static_cast<size_t>(rank);
       if (group->members[index].process != connection->process) continue;
-      const Link& link = group->links[index];
+      const int32_t channel = channel_of_lane(connection->lane);
+      const Link link = channel < group->channels ? group->link(rank, channel) : Link{};
       const bool sends = link.send == connection;
       const bool receives = link.receive == connection;
-      if (link.complete() && !sends && !receives) continue;  // the group's own connection will tell
+      if (!sends && !receives && group->link(rank, 0).complete()) continue;  // the group's own connection will tell
       if ((sends && link.send_closed) || (receives && link.receive_closed)) continue;
       ErrorInfo info;
       info.code = Code::kPeerLost;

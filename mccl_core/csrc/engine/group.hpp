@@ -2,7 +2,6 @@
 // those that never change.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -10,25 +9,19 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/channel.hpp"
+#include "engine/metrics.hpp"
 #include "engine/operation.hpp"
 
 namespace mccl {
-
-using ProcessId = std::string;  // 16 random bytes
 
 struct MemberInfo {
   ProcessId process;
   std::string host;
 };
 
-struct KindCounters {
-  uint64_t count = 0;
-  uint64_t nbytes = 0;  // of the caller's tensor, as torch counts them
-};
-using Counters = std::array<KindCounters, static_cast<size_t>(OpKind::kCount)>;
-
-// How this rank reaches a member. Where two ranks send each other much at the same time, on one socket, the kernel
-// makes the two directions wait for each other: a group of two has a *lane* for each direction.
+// How this rank reaches a member on one channel. Where two ranks send each other much at the same time, on one socket,
+// the kernel makes the two directions wait for each other: a group of two has a *lane* for each direction.
 struct Link {
   std::shared_ptr<Connection> send;
   std::shared_ptr<Connection> receive;
@@ -42,28 +35,44 @@ struct Link {
 
 class Group {
  public:
-  Group(uint64_t id, int32_t rank, std::vector<MemberInfo> members)
-      : id(id), rank(rank), members(std::move(members)), links(this->members.size()) {}
+  Group(uint64_t id, int32_t rank, std::vector<MemberInfo> members, int32_t channels)
+      : id(id),
+        rank(rank),
+        members(std::move(members)),
+        channels(channels),
+        links(this->members.size() * static_cast<size_t>(channels)) {}
 
   const uint64_t id;
   const int32_t rank;
   const std::vector<MemberInfo> members;
+  const int32_t channels;  // that its ops may use; those after the first are connected when first needed
   int32_t world() const { return static_cast<int32_t>(members.size()); }
 
   int32_t lanes() const { return world() == 2 ? 2 : 1; }
-  // Lane 0 carries what the process with the lower id sends.
-  int32_t send_lane(size_t to) const {
-    return lanes() == 2 && members[to].process < members[static_cast<size_t>(rank)].process ? 1 : 0;
+  // A channel's first lane carries what the process with the lower id sends.
+  int32_t send_lane(int32_t to, int32_t channel) const {
+    return channel * kLanesPerChannel + (sends_on_second(to) ? 1 : 0);
   }
-  int32_t receive_lane(size_t from) const { return lanes() - 1 - send_lane(from); }
+  int32_t receive_lane(int32_t from, int32_t channel) const {
+    return channel * kLanesPerChannel + (lanes() == 2 && !sends_on_second(from) ? 1 : 0);
+  }
 
-  std::vector<Link> links;  // by rank; incomplete until connected
+  Link& link(int32_t to, int32_t channel) {
+    return links[static_cast<size_t>(channel) * members.size() + static_cast<size_t>(to)];
+  }
+  const Link& link(int32_t to, int32_t channel) const { return const_cast<Group*>(this)->link(to, channel); }
+  std::vector<Link> links;  // by channel and rank; incomplete until connected
   uint64_t next_ticket = 1;
   std::unordered_map<StreamKey, uint64_t, StreamKeyHash> next_sent;  // point-to-point: sequence = peer rank
   std::unordered_map<StreamKey, uint64_t, StreamKeyHash> next_received;
   std::map<uint64_t, std::shared_ptr<Operation>> in_flight;  // by order
   std::shared_ptr<const Error> failure;
   bool closed = false;
+
+ private:
+  bool sends_on_second(int32_t to) const {
+    return lanes() == 2 && members[static_cast<size_t>(to)].process < members[static_cast<size_t>(rank)].process;
+  }
 };
 
 }  // namespace mccl

@@ -23,11 +23,12 @@ class Connection;
 class Group;
 class Operation;
 
-// The bytes that this rank sends one peer in one op, in the order of the steps.
+// The bytes that this rank sends one peer on one channel in one op, in the order of the steps.
 struct OutStream {
   Operation* op = nullptr;
   Connection* connection = nullptr;
   int32_t peer = -1;
+  int32_t channel = 0;
   StreamKey key;
   std::vector<int32_t> steps;
   size_t cursor = 0;       // index into steps; == size() when all is sent
@@ -47,13 +48,15 @@ struct Parked {
   bool on_credit = false;
 };
 
-// The bytes that one peer sends this rank in one op. Exists from the first frame or the post, whichever is first.
+// The bytes that one peer sends this rank on one channel in one op. Exists from the first frame or the post, whichever
+// is first.
 struct InStream {
   explicit InStream(std::pmr::memory_resource* pool) : steps(pool), parked(pool) {}
 
   Operation* op = nullptr;  // null until the op is posted
   Connection* connection = nullptr;
   int32_t peer = -1;
+  int32_t channel = 0;
   StreamKey key;
   Fingerprint fingerprint;  // as the sender states it
   bool announced = false;   // a data frame or request has come
@@ -128,6 +131,11 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool finished = false;      // left the engine's tables
   std::shared_ptr<const Error> failure;
   TimePoint posted_at = 0;
+  // For the metrics: when it could begin (0: not yet), up to when its waiting is booked, and whether bytes that could
+  // have gone out at once had to queue.
+  TimePoint started_at = 0;
+  TimePoint waited_until = 0;
+  bool queued = false;
 
  private:
   friend class Engine;

@@ -31,6 +31,16 @@ uint64_t Engine::open_nbytes(const OutStream& stream) {
   return gate_open(op, step.send_gate) ? step.send.nbytes - sent : 0;
 }
 
+// Bytes of the op could be sent, and none has been: others go first, or the socket takes no more.
+bool Engine::must_queue(const Operation& op) {
+  bool sendable = false;
+  for (const auto& stream : op.out) {
+    if (stream->offset > 0) return false;
+    sendable = sendable || open_nbytes(*stream) > 0;
+  }
+  return sendable;
+}
+
 bool Engine::can_consume(const InStream& stream) {
   if (stream.op == nullptr || !stream.op->ready || stream.busy || stream.cursor == stream.steps.size()) return false;
   const Step& step = stream.op->steps[static_cast<size_t>(stream.steps[stream.cursor])];
@@ -175,6 +185,7 @@ void Engine::step_done(const std::shared_ptr<Operation>& op, Lock& lock) {
 
 void Engine::leave_tables(Operation& op) {
   op.finished = true;
+  metrics_.ended(op, now_ns());
   for (const auto& stream : op.out) {
     std::erase(stream->connection->ready, stream.get());
     std::erase(stream->connection->starved, stream.get());
@@ -195,9 +206,6 @@ void Engine::leave_tables(Operation& op) {
 void Engine::settle_if_complete(const std::shared_ptr<Operation>& op) {
   if (op->finished || op->todo_nbytes > 0) return;
   leave_tables(*op);
-  KindCounters& counter = counters_[static_cast<size_t>(op->fingerprint.kind)];
-  ++counter.count;
-  counter.nbytes += op->nbytes;
   if (op->pins == 0) settle(op);
 }
 

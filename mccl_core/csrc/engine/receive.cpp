@@ -37,6 +37,7 @@ Parked& Engine::parking_block(Connection& connection, InStream& stream) {
   if (stream.parked.empty() || stream.parked.back().filled == stream.parked.back().nbytes) {
     Parked block;
     block.nbytes = connection.left_nbytes;
+    metrics_.parked(stream.fingerprint, block.nbytes);
     block.data = allocate(connection.pool, block.nbytes);
     block.on_credit = connection.header.on_credit;
     stream.parked.push_back(std::move(block));
@@ -259,6 +260,7 @@ void Engine::on_data(Connection& connection, Lock&) {
   connection.rx_in = &stream;
   if (stream.op == nullptr) return;
   if (!matches(stream)) return;  // the group has failed, and with it this stream
+  if (stream.arrived == 0 && stream.op->ready) Metrics::heard(*stream.op, *connection.waits, now_ns());
   const uint64_t parked_or_here = stream.arrived + header.payload_nbytes;
   if (header.offset != stream.arrived || parked_or_here > stream.nbytes) {
     ErrorInfo info;
@@ -297,7 +299,7 @@ uint64_t Engine::deliver(Connection& connection, const std::byte* data, uint64_t
   return nbytes;
 }
 
-void Engine::receive_loop() {
+void Engine::receive_loop(Channel& channel) {
   std::array<PollEvent, 64> events;
   TimePoint linger_until = kNever;
   while (true) {
@@ -312,9 +314,10 @@ void Engine::receive_loop() {
         by_process_.clear();
         return;
       }
-      wake_at = std::min(next_deadline_, linger_until);
+      wake_at = linger_until;
+      if (&channel == channels_.front().get()) wake_at = std::min(wake_at, next_deadline_);
     }
-    const size_t count = receive_poller_.wait(events, wake_at);
+    const size_t count = channel.receive_poller.wait(events, wake_at);
     for (size_t i = 0; i < count; ++i) {
       ConnectionPtr connection;
       {

@@ -36,8 +36,8 @@ void Engine::queue_control(Connection& connection, ControlFrame frame) {
 void Engine::hand_to_transmit_thread(Connection& connection) {
   // Whoever is sending looks for more before it stops, and a blocked socket is sent to once it is writable.
   if (connection.tx_busy || connection.tx_blocked || std::exchange(connection.tx_queued, true)) return;
-  transmit_queue_.push_back(connection.id);
-  transmit_poller_.wake();
+  connection.channel.transmit_queue.push_back(connection.id);
+  connection.channel.transmit_poller.wake();
 }
 
 void Engine::kick(Connection& connection, bool inline_allowed, Lock& lock) {
@@ -88,6 +88,7 @@ bool Engine::pick_payload(Connection& connection) {
       continue;
     }
     Operation& op = *stream.op;
+    if (op.queued) metrics_.left_queue(op, now_ns());
     const auto index = static_cast<size_t>(stream.steps[stream.cursor]);
     OutFrame& frame = connection.frame;
     frame.op = op.shared_from_this();
@@ -171,7 +172,7 @@ bool Engine::transmit(Connection& connection, uint64_t budget_nbytes, Lock& lock
       frame_sent(connection, static_cast<uint64_t>(n), lock);
     }
     if ((n < 0 || connection.lost) && op && !op->finished && frame.op == op &&
-        frame.op->group->links[static_cast<size_t>(frame.stream->peer)].left()) {
+        frame.op->group->link(frame.stream->peer, frame.stream->channel).left()) {
       const std::shared_ptr<Group> group = frame.op->group;
       fail_group(*group, std::make_shared<const Error>(peer_left(*group, *frame.op, frame.stream->peer)));
     }
@@ -182,7 +183,7 @@ bool Engine::transmit(Connection& connection, uint64_t budget_nbytes, Lock& lock
     if (connection.lost) break;
     if (n < 0 && (error == EAGAIN || error == EWOULDBLOCK)) {
       connection.tx_blocked = true;
-      transmit_poller_.add(fd, reinterpret_cast<void*>(connection.id), Interest::kWrite);
+      connection.channel.transmit_poller.add(fd, reinterpret_cast<void*>(connection.id), Interest::kWrite);
       break;
     }
     if (n < 0) {  // what the peer still sent is read first; then its end is seen
@@ -214,30 +215,31 @@ void Engine::frame_sent(Connection& connection, uint64_t nbytes, Lock& lock) {
   sent(stream, nbytes, lock);
 }
 
-void Engine::transmit_loop() {
+void Engine::transmit_loop(Channel& channel) {
   std::array<PollEvent, 64> events;
   while (true) {
-    const size_t count = transmit_poller_.wait(events, kNever);
+    const size_t count = channel.transmit_poller.wait(events, kNever);
     Lock lock(*this);
     if (stopping_ && connections_.empty()) return;
     for (size_t i = 0; i < count; ++i) {
       const auto found = connections_.find(reinterpret_cast<uint64_t>(events[i].token));
       if (found == connections_.end() || !found->second->tx_blocked) continue;
       Connection& connection = *found->second;
-      transmit_poller_.remove(connection.fd.get());
+      channel.transmit_poller.remove(connection.fd.get());
       connection.tx_blocked = false;
       hand_to_transmit_thread(connection);
     }
-    for (size_t turns = transmit_queue_.size(); turns > 0 && !transmit_queue_.empty(); --turns) {
-      const uint64_t id = transmit_queue_.front();
-      transmit_queue_.pop_front();
+    auto& queue = channel.transmit_queue;
+    for (size_t turns = queue.size(); turns > 0 && !queue.empty(); --turns) {
+      const uint64_t id = queue.front();
+      queue.pop_front();
       const auto found = connections_.find(id);
       if (found == connections_.end()) continue;
       const ConnectionPtr connection = found->second;
       connection->tx_queued = false;
       if (connection->tx_busy || connection->tx_blocked) continue;
       if (transmit(*connection, kTurn_nbytes, lock)) hand_to_transmit_thread(*connection);
-      if (stopping_) receive_poller_.wake();  // it half-closes what has nothing left to send
+      if (stopping_) channel.receive_poller.wake();  // it half-closes what has nothing left to send
     }
   }
 }

@@ -3,6 +3,9 @@
 #include <string>
 #include <utility>
 
+#include "schedule/channels.hpp"
+#include "schedule/parts.hpp"
+
 namespace mccl {
 
 namespace {
@@ -23,7 +26,19 @@ OperationPtr make_reduction(Member me, Fingerprint fingerprint, uint64_t nbytes,
 }
 
 Fingerprint fingerprint_of(OpKind kind, Elements elements, uint64_t nbytes, const Plan& plan) {
-  return {kind, elements.op, elements.dtype, -1, nbytes, plan.algorithm, static_cast<uint8_t>(plan.chunk_count)};
+  return {kind,
+          elements.op,
+          elements.dtype,
+          -1,
+          nbytes,
+          plan.algorithm,
+          static_cast<uint8_t>(plan.chunk_count),
+          static_cast<uint8_t>(plan.channel_count)};
+}
+
+// The part of each block.
+void append_parts(std::vector<Buffer>& to, const std::vector<Buffer>& blocks, Range part) {
+  for (const Buffer& block : blocks) to.push_back({block.data + part.offset, part.nbytes});
 }
 
 void check_root(Member me, int32_t root, const char* name) {
@@ -82,11 +97,17 @@ OperationPtr all_gather(const Planner& planner, Member me, Buffer input, std::ve
   check_blocks(me, outputs, input.nbytes, "all_gather");
   const Buffer own = outputs[static_cast<size_t>(me.rank)];
   const Plan plan = planner.plan(OpKind::kAllGather, me.world, input.nbytes);
-  Schedule schedule;
-  if (plan.algorithm == Algorithm::kRing) schedule = ring_all_gather(me, input.nbytes);
-  if (plan.algorithm == Algorithm::kCirculant) schedule = circulant_all_gather(me, input.nbytes);
-  auto op = make(fingerprint_of(OpKind::kAllGather, {dtype}, input.nbytes, plan), input.nbytes, std::move(schedule),
-                 std::move(outputs));
+  const auto generate = plan.algorithm == Algorithm::kRing ? ring_all_gather : circulant_all_gather;
+  const auto world = static_cast<uint64_t>(me.world);
+  std::vector<ChannelPart> parts;
+  std::vector<Buffer> buffers;
+  for (const Range part : blocks_of({0, input.nbytes}, element_nbytes(dtype), plan.channel_count)) {
+    Schedule schedule = plan.algorithm == Algorithm::kOnlyOne ? Schedule{} : generate(me, part.nbytes);
+    parts.push_back({std::move(schedule), {part.offset * world, part.nbytes * world}});
+    append_parts(buffers, outputs, part);
+  }
+  auto op = make(fingerprint_of(OpKind::kAllGather, {dtype}, input.nbytes, plan), input.nbytes,
+                 merge_channels(std::move(parts)), std::move(buffers));
   op->own_blocks = {{input, own}};
   return op;
 }
@@ -98,9 +119,15 @@ OperationPtr reduce_scatter(const Planner& planner, Member me, std::vector<Buffe
   const Fingerprint fingerprint = fingerprint_of(OpKind::kReduceScatter, elements, output.nbytes, plan);
   const auto own = static_cast<size_t>(me.rank);
   if (plan.algorithm == Algorithm::kRing) {
-    std::vector<Buffer> buffers = std::move(inputs);
-    buffers.push_back(output);
-    return make_reduction(me, fingerprint, output.nbytes, ring_reduce_scatter(me, output.nbytes), std::move(buffers));
+    std::vector<ChannelPart> parts;
+    std::vector<Buffer> buffers;
+    const auto blocks = static_cast<uint64_t>(me.world) + 1;  // and the output
+    for (const Range part : blocks_of({0, output.nbytes}, element_nbytes(elements.dtype), plan.channel_count)) {
+      parts.push_back({ring_reduce_scatter(me, part.nbytes), {part.offset * blocks, part.nbytes * blocks}});
+      append_parts(buffers, inputs, part);
+      append_parts(buffers, {output}, part);
+    }
+    return make_reduction(me, fingerprint, output.nbytes, merge_channels(std::move(parts)), std::move(buffers));
   }
   if (plan.algorithm == Algorithm::kOnlyOne) {
     auto op = make_reduction(me, fingerprint, output.nbytes, {}, {output});

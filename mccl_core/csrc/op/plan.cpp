@@ -19,7 +19,7 @@ int32_t rounds(int32_t world) { return static_cast<int32_t>(std::bit_width(stati
 
 // What one rank pays; `n` bytes, `world` ranks.
 struct Cost {
-  const LinkProfile& link;
+  const LinkProfile link;
 
   double message(double nbytes, double nbytes_per_s) const {
     return link.latency_s + link.step_s + nbytes / nbytes_per_s;
@@ -71,44 +71,75 @@ std::optional<Algorithm> algorithm_of(const std::string& name) {
   throw_usage("no algorithm is called " + name);
 }
 
+// Each moves its bytes beside the others'; the steps of all take processor time, and all share an uplink.
+LinkProfile Planner::share_of_link(int32_t channels) const {
+  LinkProfile share = profile;
+  share.step_s *= channels;
+  share.uplink_nbytes_per_s /= channels;
+  return share;
+}
+
+void Planner::add_one_phase(std::vector<Plan>& plans, OpKind kind, int32_t world, uint64_t nbytes,
+                            int32_t channels) const {
+  const Cost cost{share_of_link(channels)};
+  const double n = as_double(nbytes) / channels;
+  plans.push_back({Algorithm::kRing, 1, cost.ring_phase(world, n) + profile.latency_s, channels});
+  const bool copied = kind == OpKind::kReduceScatter;
+  if (!copied || (channels == 1 && nbytes * static_cast<uint64_t>(world) <= kMaxCopied_nbytes)) {
+    const double circulant = cost.circulant_phase(world, n, profile.nbytes_per_s, 1);
+    plans.push_back({Algorithm::kCirculant, 1, circulant, channels});
+  }
+}
+
+void Planner::add_all_reduces(std::vector<Plan>& plans, int32_t world, uint64_t nbytes, int32_t channels) const {
+  const Cost cost{share_of_link(channels)};
+  const double n = as_double(nbytes) / channels;
+  const uint64_t chunk = chunk_nbytes * static_cast<uint64_t>(channels);
+  const auto chunks = static_cast<int32_t>(std::clamp<uint64_t>((nbytes + chunk - 1) / chunk, 1, kMostChunks));
+  double ring = 2 * cost.ring_phase(world, n / world) + profile.latency_s;
+  double circulant = 2 * cost.circulant_phase(world, n / world, profile.nbytes_per_s, chunks);
+  std::map<int32_t, int32_t> sizes;
+  for (const int32_t group : group_of_rank) ++sizes[group];
+  if (sizes.size() > 1 && profile.uplink_nbytes_per_s > 0) {
+    // Of a circulant nearly all messages cross between switches. A ring in the order of ranks crosses as often as
+    // neighbours have different switches.
+    int32_t largest = 0;
+    for (const auto& [group, size] : sizes) largest = std::max(largest, size);
+    int32_t crossings = 0;
+    for (size_t r = 0; r < group_of_rank.size(); ++r) {
+      crossings += group_of_rank[r] != group_of_rank[(r + 1) % group_of_rank.size()];
+    }
+    const double bytes = 2.0 * (world - 1) / world * as_double(nbytes);
+    circulant = std::max(circulant, bytes * largest / profile.uplink_nbytes_per_s);
+    ring = std::max(ring, bytes * crossings / static_cast<double>(sizes.size()) / profile.uplink_nbytes_per_s);
+  }
+  plans.push_back({Algorithm::kRing, 1, ring, channels});
+  if (channels == 1 && nbytes <= recursive_doubling_max_nbytes) {
+    plans.push_back({Algorithm::kRecursiveDoubling, 1, cost.recursive_doubling(world, n)});
+  }
+  if (world > 2)
+    plans.push_back({Algorithm::kCirculant, chunks, circulant, channels});  // with two ranks it is the ring
+  if (group_of_rank.empty()) {
+    for (const int32_t team : even_teams(world)) ++sizes[team];
+  }
+  if (sizes.size() > 1) {
+    plans.push_back(cost.fastest_two_level(sizes, n, chunks));
+    plans.back().channel_count = channels;
+  }
+}
+
 std::vector<Plan> Planner::plans(OpKind kind, int32_t world, uint64_t nbytes) const {
   if (world < 2 || (kind != OpKind::kAllReduce && kind != OpKind::kAllGather && kind != OpKind::kReduceScatter)) {
     return {{}};
   }
-  const Cost cost{profile};
-  const double n = as_double(nbytes);
+  const bool all_reduce = kind == OpKind::kAllReduce;
+  const uint64_t whole_nbytes = all_reduce ? nbytes : nbytes * static_cast<uint64_t>(world);
+  const uint64_t worth = whole_nbytes / std::max<uint64_t>(channel_nbytes, 1);
+  const auto most = static_cast<int32_t>(std::clamp<uint64_t>(worth, 1, static_cast<uint64_t>(channels)));
   std::vector<Plan> plans;
-  if (kind != OpKind::kAllReduce) {
-    plans.push_back({Algorithm::kRing, 1, cost.ring_phase(world, n) + profile.latency_s});
-    if (kind == OpKind::kAllGather || nbytes * static_cast<uint64_t>(world) <= kMaxCopied_nbytes) {
-      plans.push_back({Algorithm::kCirculant, 1, cost.circulant_phase(world, n, profile.nbytes_per_s, 1)});
-    }
-  } else {
-    const uint64_t wanted = (nbytes + chunk_nbytes - 1) / chunk_nbytes;
-    const auto chunks = static_cast<int32_t>(std::clamp<uint64_t>(wanted, 1, kMostChunks));
-    double ring = 2 * cost.ring_phase(world, n / world) + profile.latency_s;
-    double circulant = 2 * cost.circulant_phase(world, n / world, profile.nbytes_per_s, chunks);
-    std::map<int32_t, int32_t> sizes;
-    for (const int32_t group : group_of_rank) ++sizes[group];
-    if (sizes.size() > 1 && profile.uplink_nbytes_per_s > 0) {
-      // Of a circulant nearly all messages cross between switches. A ring in the order of ranks crosses as often as
-      // neighbours have different switches.
-      int32_t largest = 0;
-      for (const auto& [group, size] : sizes) largest = std::max(largest, size);
-      int32_t crossings = 0;
-      for (size_t r = 0; r < group_of_rank.size(); ++r) {
-        crossings += group_of_rank[r] != group_of_rank[(r + 1) % group_of_rank.size()];
-      }
-      const double bytes = 2.0 * (world - 1) / world * n;
-      circulant = std::max(circulant, bytes * largest / profile.uplink_nbytes_per_s);
-      ring = std::max(ring, bytes * crossings / static_cast<double>(sizes.size()) / profile.uplink_nbytes_per_s);
-    }
-    plans.push_back({Algorithm::kRing, 1, ring});
-    if (nbytes <= recursive_doubling_max_nbytes) {
-      plans.push_back({Algorithm::kRecursiveDoubling, 1, cost.recursive_doubling(world, n)});
-    }
-    if (world > 2) plans.push_back({Algorithm::kCirculant, chunks, circulant});  // with two ranks it is the ring
-    if (sizes.size() > 1) plans.push_back(cost.fastest_two_level(sizes, n, chunks));
+  for (const int32_t count : most > 1 ? std::vector{1, most} : std::vector{1}) {
+    if (all_reduce) add_all_reduces(plans, world, nbytes, count);
+    if (!all_reduce) add_one_phase(plans, kind, world, nbytes, count);
   }
   std::stable_sort(plans.begin(), plans.end(),
                    [](const Plan& a, const Plan& b) { return a.predicted_s < b.predicted_s; });
@@ -127,7 +158,8 @@ Plan Planner::plan(OpKind kind, int32_t world, uint64_t nbytes) const {
 
 Schedule Planner::all_reduce(const Plan& plan, Member me, uint64_t nbytes, uint64_t element_nbytes) const {
   if (plan.algorithm == Algorithm::kOnlyOne) return {};  // a world of one
-  return all_reduce_generator(to_string(plan.algorithm), {nbytes, element_nbytes, plan.chunk_count, group_of_rank})(me);
+  return all_reduce_generator(to_string(plan.algorithm),
+                              {nbytes, element_nbytes, plan.chunk_count, group_of_rank, plan.channel_count})(me);
 }
 
 }  // namespace mccl

@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "reduce/half.hpp"
+#include "reduce/vector_sum.hpp"
 
 // One more version of each kernel for AVX2 where the loader can choose (not under the sanitizers, which start too
 // late for ifuncs). arm64 has NEON always.
@@ -189,7 +190,8 @@ size_t element_nbytes(DType dtype) {
   return kSizes[static_cast<size_t>(dtype)];
 }
 
-ReduceKernels reduce_kernels(DType dtype, ReduceOp op) {
+namespace {
+ReduceKernels loops(DType dtype, ReduceOp op) {
   switch (dtype) {
     case DType::kFloat32: return arithmetic_kernels<Plain<float>>(dtype, op);
     case DType::kFloat64: return arithmetic_kernels<Plain<double>>(dtype, op);
@@ -207,6 +209,18 @@ ReduceKernels reduce_kernels(DType dtype, ReduceOp op) {
     case DType::kCount: break;
   }
   throw_usage("unknown dtype");
+}
+}  // namespace
+
+ReduceKernels reduce_kernels(DType dtype, ReduceOp op) {
+  ReduceKernels kernels = loops(dtype, op);
+  const bool finishes_as_sum = op == ReduceOp::kSum || op == ReduceOp::kPremulSum;
+  if (!finishes_as_sum && op != ReduceOp::kAvg) return kernels;
+  if (const ReduceFn sum = vector_sum(dtype)) {
+    kernels.combine = sum;
+    if (finishes_as_sum) kernels.finish = sum;
+  }
+  return kernels;
 }
 
 }  // namespace mccl

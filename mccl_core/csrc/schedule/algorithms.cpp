@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "schedule/channels.hpp"
+#include "schedule/parts.hpp"
 
 namespace mccl {
 
@@ -24,11 +26,21 @@ constexpr std::array kAllReduce = {
           }},
     Entry{"two_level",
           [](Member me, const AllReduceRequest& r) {
-            const std::vector<int32_t> one_switch(static_cast<size_t>(me.world), 0);
-            const auto& groups = r.group_of_rank.empty() ? one_switch : r.group_of_rank;
+            auto groups = r.group_of_rank.empty() ? even_teams(me.world) : r.group_of_rank;
+            groups.resize(static_cast<size_t>(me.world));  // no teams: all are one
             return two_level_all_reduce(me, r.nbytes, r.element_nbytes, groups, r.chunk_count);
           }},
 };
+
+Schedule generate_on_channels(const Entry& entry, Member me, const AllReduceRequest& request) {
+  std::vector<ChannelPart> parts;
+  for (const Range range : blocks_of({0, request.nbytes}, request.element_nbytes, request.channel_count)) {
+    AllReduceRequest part = request;
+    part.nbytes = range.nbytes;
+    parts.push_back({entry.generate(me, part), range});
+  }
+  return merge_channels(std::move(parts));
+}
 }  // namespace
 
 std::vector<std::string> all_reduce_algorithms() {
@@ -41,7 +53,7 @@ Generator all_reduce_generator(const std::string& algorithm, AllReduceRequest re
   std::string known;
   for (const Entry& entry : kAllReduce) {
     if (algorithm == entry.name) {
-      return [generate = entry.generate, request = std::move(request)](Member me) { return generate(me, request); };
+      return [entry, request = std::move(request)](Member me) { return generate_on_channels(entry, me, request); };
     }
     known += (known.empty() ? "" : ", ") + std::string(entry.name);
   }

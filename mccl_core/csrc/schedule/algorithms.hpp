@@ -12,8 +12,9 @@ namespace mccl {
 struct AllReduceRequest {
   uint64_t nbytes = 0;
   uint64_t element_nbytes = 4;
-  int32_t chunk_count = 1;             // of those that go in chunks
-  std::vector<int32_t> group_of_rank;  // the switch of each rank, for algorithms that know of switches
+  int32_t chunk_count = 1;             // of those that go in chunks; on each channel
+  std::vector<int32_t> group_of_rank;  // the switch of each rank, for two-level; empty: even_teams()
+  int32_t channel_count = 1;           // over which the bytes are spread
 };
 
 // In the order of the table.

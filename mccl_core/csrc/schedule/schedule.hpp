@@ -38,7 +38,11 @@ class Blocks {
 Schedule ring_all_reduce(Member me, uint64_t nbytes, uint64_t element_nbytes);
 Schedule recursive_doubling_all_reduce(Member me, uint64_t nbytes);
 Schedule circulant_all_reduce(Member me, uint64_t nbytes, uint64_t element_nbytes, int32_t chunk_count);
-// group_of_rank: one entry a rank, equal for the ranks behind one switch.
+// Teams for a two-level all-reduce among ranks behind one switch: consecutive ranks, all teams of one size, at least
+// four of at least four, as near to the square root of `world` as divisors allow. Empty where it cannot be cut so.
+// A function of the world alone, so that ranks cannot differ in it.
+std::vector<int32_t> even_teams(int32_t world);
+// group_of_rank: one entry a rank, equal for the ranks behind one switch, or in one team.
 Schedule two_level_all_reduce(Member me, uint64_t nbytes, uint64_t element_nbytes,
                               std::span<const int32_t> group_of_rank, int32_t chunk_count);
 

@@ -197,15 +197,18 @@ void Simulation::return_credit(OpProgress& p, int32_t rank, size_t index, uint64
   const uint64_t nbytes = std::min(taken, in.on_credit);
   if (nbytes == 0) return;
   in.on_credit -= nbytes;
-  push(now_ + ports_.alpha(), EventKind::kCredit, fly({-1, p.plan().in[index].peer, rank, -1, nbytes, 0, 0}));
+  const Stream& stream = p.plan().in[index];
+  push(now_ + ports_.alpha(), EventKind::kCredit, fly({-1, stream.peer, rank, stream.channel, -1, nbytes, 0, 0}));
 }
 
 void Simulation::credit_returned(const Flying& credit) {
-  credit_used(credit.from, credit.to) -= credit.nbytes;
+  credit_used(credit.from, credit.to, credit.channel) -= credit.nbytes;
   for (const int32_t op : rank_state(credit.from).in_flight) {
     OpProgress& p = progress(op, credit.from);
     for (size_t i = 0; i < p.out.size(); ++i) {
-      if (p.plan().out[i].peer == credit.to && std::exchange(p.out[i].starved, false)) mark_ready(op, credit.from, i);
+      const Stream& stream = p.plan().out[i];
+      if (stream.peer != credit.to || stream.channel != credit.channel) continue;
+      if (std::exchange(p.out[i].starved, false)) mark_ready(op, credit.from, i);
     }
   }
   send_next(credit.from);

@@ -23,6 +23,9 @@ struct Network {
   double alpha_s = 0;              // from a byte's leaving its rank to its arrival at the peer's port
   double goodput_bytes_per_s = 0;  // of each rank's port, each way
   double segment_cost_s = 0;       // of the receiving rank's processor, for each segment
+  // What an idle port saves up and then passes at once, as a token bucket that shapes it does; 0: a wire, which saves
+  // nothing. Buckets start empty, as after a long time of sending.
+  uint64_t burst_nbytes = 0;
   // The switch that each rank is plugged into; empty: one switch for all.
   std::vector<int32_t> group_of_rank;
   // Of the link between a switch and all others, each way, shared by its ranks; and what that way adds to alpha.

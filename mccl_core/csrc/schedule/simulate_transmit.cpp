@@ -29,7 +29,7 @@ uint64_t Simulation::sendable_nbytes(int32_t op, int32_t rank, size_t index, boo
   }
   const uint64_t n = std::min(open, options_.segment_nbytes);
   OpProgress& theirs = progress(op, stream.peer);
-  if (out.peer_index < 0) out.peer_index = find_stream(theirs.plan().in, rank);
+  if (out.peer_index < 0) out.peer_index = find_stream(theirs.plan().in, rank, stream.channel);
   if (out.peer_index < 0) {
     throw_usage("rank " + std::to_string(rank) + " sends to rank " + std::to_string(stream.peer) +
                 ", which expects nothing from it");
@@ -39,7 +39,7 @@ uint64_t Simulation::sendable_nbytes(int32_t op, int32_t rank, size_t index, boo
   const size_t granted = theirs.grant(peer_index, now_);
   on_credit = out.part >= granted;
   if (!on_credit) return n;
-  const uint64_t usable = std::min(n, options_.credit_nbytes - credit_used(rank, stream.peer));
+  const uint64_t usable = std::min(n, options_.credit_nbytes - credit_used(rank, stream.peer, stream.channel));
   if (usable > 0) return usable;
   out.starved = true;
   theirs.in[peer_index].starved = true;
@@ -47,14 +47,15 @@ uint64_t Simulation::sendable_nbytes(int32_t op, int32_t rank, size_t index, boo
   return 0;
 }
 
-int32_t Simulation::turn_of(RankState& state, int32_t peer) const {
-  const auto found = std::find(state.peers.begin(), state.peers.end(), peer);
-  if (found == state.peers.end()) {
-    state.peers.push_back(peer);
+int32_t Simulation::turn_of(RankState& state, const Stream& stream) const {
+  auto& connections = state.connections;
+  const auto found = std::find(connections.begin(), connections.end(), std::pair(stream.peer, stream.channel));
+  if (found == connections.end()) {
+    connections.emplace_back(stream.peer, stream.channel);
     state.served_at.push_back(0);
-    return static_cast<int32_t>(state.peers.size()) - 1;
+    return static_cast<int32_t>(connections.size()) - 1;
   }
-  return static_cast<int32_t>(found - state.peers.begin());
+  return static_cast<int32_t>(found - connections.begin());
 }
 
 void Simulation::send_next(int32_t rank) {
@@ -81,7 +82,7 @@ bool Simulation::send_one(int32_t rank) {
     const auto stream = static_cast<size_t>(candidate.stream);
     OpProgress& p = progress(candidate.op, rank);
     int32_t& turn = p.out[stream].turn;
-    if (turn < 0) turn = turn_of(state, p.plan().out[stream].peer);
+    if (turn < 0) turn = turn_of(state, p.plan().out[stream]);
     const auto served_at = [&](int32_t t) { return state.served_at[static_cast<size_t>(t)]; };
     if (chosen_turn >= 0 && (turn == chosen_turn || served_at(turn) >= served_at(chosen_turn))) {
       ++i;
@@ -109,16 +110,16 @@ bool Simulation::send_one(int32_t rank) {
 void Simulation::put(int32_t rank, ReadyStream chosen, uint64_t nbytes, bool on_credit) {
   OpProgress& p = progress(chosen.op, rank);
   const auto index = static_cast<size_t>(chosen.stream);
-  const int32_t peer = p.plan().out[index].peer;
+  const auto [peer, channel] = std::pair(p.plan().out[index].peer, p.plan().out[index].channel);
   const Passage leaving = ports_.leave(rank, nbytes, now_);
-  if (on_credit) credit_used(rank, peer) += nbytes;
+  if (on_credit) credit_used(rank, peer, channel) += nbytes;
   const bool part_done = p.sent(index, nbytes, leaving.last);
   const auto a = static_cast<uint32_t>(rank);
   const auto b = static_cast<uint32_t>(chosen.op);
   if (part_done && p.waits) push(leaving.last, EventKind::kGate, a, b);
   if (p.complete()) push(leaving.last, EventKind::kSettles, a, b);
   ++segments_;
-  route({chosen.op, rank, peer, p.out[index].peer_index, nbytes, on_credit ? nbytes : 0, 0}, leaving);
+  route({chosen.op, rank, peer, channel, p.out[index].peer_index, nbytes, on_credit ? nbytes : 0, 0}, leaving);
 }
 
 void Simulation::route(const Flying& segment, Passage leaving) {

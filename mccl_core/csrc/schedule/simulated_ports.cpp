@@ -19,11 +19,12 @@ double to_seconds(Ticks ticks) { return static_cast<double>(ticks) * 1e-12; }
 Ticks Port::takes(uint64_t nbytes) const { return std::llround(static_cast<double>(nbytes) * ticks_per_byte_); }
 
 Passage Port::pass(Passage arriving, uint64_t nbytes) {
+  free_at_ = std::max(free_at_, arriving.first - burst_);
   const Ticks first = std::max(arriving.first, free_at_);
-  free_at_ = first + takes(nbytes);
+  free_at_ += takes(nbytes);
   busy_ += takes(nbytes);
   // A port faster than the one before it still waits for the last byte; it is free for others in between.
-  return {first, std::max(free_at_, arriving.last)};
+  return {first, std::max({first, free_at_, arriving.last})};
 }
 
 Ports::Ports(const Network& network, uint64_t forward_nbytes)
@@ -31,6 +32,7 @@ Ports::Ports(const Network& network, uint64_t forward_nbytes)
       uplink_latency_(to_ticks(network.uplink_latency_s)),
       segment_cost_(to_ticks(network.segment_cost_s)),
       forward_nbytes_(forward_nbytes),
+      saves_up_(network.burst_nbytes > 0),
       group_of_rank_(network.group_of_rank) {
   if (network.world < 1) throw_usage("a simulated world of " + std::to_string(network.world) + " ranks");
   const auto world = static_cast<size_t>(network.world);
@@ -38,7 +40,7 @@ Ports::Ports(const Network& network, uint64_t forward_nbytes)
     if (!(goodput > 0)) throw_usage(std::string("the ") + name + " must be above 0 bytes/s");
   };
   check_goodput(network.goodput_bytes_per_s, "goodput");
-  egress_.assign(world, Port(network.goodput_bytes_per_s));
+  egress_.assign(world, Port(network.goodput_bytes_per_s, network.burst_nbytes));
   ingress_ = egress_;
   processor_free_at_.assign(world, 0);
   if (group_of_rank_.empty()) return;
@@ -76,6 +78,8 @@ Arrival Ports::arrive(int32_t rank, uint64_t nbytes, Passage arriving) {
     Ticks& free_at = processor_free_at_[static_cast<size_t>(rank)];
     complete_at = free_at = std::max(free_at, complete_at) + segment_cost_;
   }
+  // What the next port has saved up could send it on faster than it comes.
+  if (saves_up_) return {complete_at, complete_at};
   // The last piece is sent on once it is there, and those before it right before it.
   return {complete_at - port.takes(nbytes - std::min(nbytes, forward_nbytes_)), complete_at};
 }

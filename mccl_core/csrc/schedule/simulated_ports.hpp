@@ -23,10 +23,12 @@ struct Arrival {
   Ticks complete_at;  // all of it is there
 };
 
-// Passes one segment after another, each in one go.
+// Passes one segment after another, each in one go. With a burst it may be late by as much as that takes: then what it
+// has missed passes at once.
 class Port {
  public:
-  explicit Port(double goodput_bytes_per_s) : ticks_per_byte_(1e12 / goodput_bytes_per_s) {}
+  explicit Port(double goodput_bytes_per_s, uint64_t burst_nbytes = 0)
+      : ticks_per_byte_(1e12 / goodput_bytes_per_s), burst_(takes(burst_nbytes)) {}
   Ticks takes(uint64_t nbytes) const;
   Passage pass(Passage arriving, uint64_t nbytes);
   Ticks free_at() const { return free_at_; }
@@ -34,8 +36,9 @@ class Port {
 
  private:
   double ticks_per_byte_;
-  Ticks free_at_ = 0;
-  Ticks busy_ = 0;  // the sum of all passages
+  Ticks burst_;
+  Ticks free_at_ = 0;  // before now by what it has saved up
+  Ticks busy_ = 0;     // the sum of all passages
 };
 
 class Ports {
@@ -68,6 +71,7 @@ class Ports {
   Ticks uplink_latency_;
   Ticks segment_cost_;
   uint64_t forward_nbytes_;
+  bool saves_up_;  // a port has a burst
   std::vector<int32_t> group_of_rank_;
   std::vector<Port> egress_, ingress_;  // by rank
   std::vector<Port> up_, down_;         // by switch; empty where there is one

@@ -40,7 +40,7 @@ struct Event {
 
 // A segment on its way, or credit on its way back.
 struct Flying {
-  int32_t op, from, to, stream;  // of `to`'s plan
+  int32_t op, from, to, channel, stream;  // the last of `to`'s plan
   uint64_t nbytes;
   uint64_t on_credit;
   Ticks last;  // when its last byte gets there
@@ -58,11 +58,11 @@ struct SharedPlan {
 
 struct RankState {
   Ticks delay = 0;
-  size_t next_op = 0;               // to be posted
-  std::vector<int32_t> in_flight;   // in the order of ops
-  std::vector<ReadyStream> ready;   // may have sendable bytes; in the order of ops
-  std::vector<int32_t> peers;       // that it has sent to
-  std::vector<uint64_t> served_at;  // by peer: when its connection had its last turn, counted in turns
+  size_t next_op = 0;                                    // to be posted
+  std::vector<int32_t> in_flight;                        // in the order of ops
+  std::vector<ReadyStream> ready;                        // may have sendable bytes; in the order of ops
+  std::vector<std::pair<int32_t, int32_t>> connections;  // that it has sent on: peer, channel
+  std::vector<uint64_t> served_at;                       // by connection: when it had its last turn, counted in turns
   bool egress_event = false;
 };
 
@@ -106,9 +106,10 @@ class Simulation {
   bool send_one(int32_t rank);
   void put(int32_t rank, ReadyStream chosen, uint64_t nbytes, bool on_credit);
   void route(const Flying& segment, Passage leaving);
-  int32_t turn_of(RankState& state, int32_t peer) const;
-  uint64_t& credit_used(int32_t from, int32_t to) {
-    return credit_used_[static_cast<uint64_t>(from) * static_cast<uint64_t>(network_.world) +
+  int32_t turn_of(RankState& state, const Stream& stream) const;
+  uint64_t& credit_used(int32_t from, int32_t to, int32_t channel) {
+    const auto world = static_cast<uint64_t>(network_.world);
+    return credit_used_[(static_cast<uint64_t>(channel) * world + static_cast<uint64_t>(from)) * world +
                         static_cast<uint64_t>(to)];
   }
   SimulationResult result();

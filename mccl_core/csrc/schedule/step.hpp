@@ -1,8 +1,8 @@
 // A schedule is data: all steps of one rank for one collective, a pure function of the request. No sockets, no tensors.
 //
 // Ranges are byte ranges of the op's address space, which is the concatenation of the caller's buffers and the
-// schedule's scratch (see schedule.hpp). Two ranks' steps match by order: the k-th send of A to B carries the bytes of
-// B's k-th receive from A, and both have the same length.
+// schedule's scratch (see schedule.hpp). Two ranks' steps match by order: on each channel the k-th send of A to B
+// carries the bytes of B's k-th receive from A, and both have the same length.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +31,8 @@ struct Gate {
 enum class Action : uint8_t { kCopy, kReduce };
 
 struct Step {
+  int32_t channel = 0;  // whose connections carry it (see channels.hpp)
+
   int32_t send_peer = -1;
   Range send;
   Gate send_gate;

@@ -14,10 +14,12 @@ struct Place {
   int32_t part = -1;
 };
 
-Place append(std::vector<Stream>& streams, std::map<int32_t, int32_t>& index, int32_t peer, Part part) {
+using Index = std::map<std::pair<int32_t, int32_t>, int32_t>;  // by peer and channel
+
+Place append(std::vector<Stream>& streams, Index& index, int32_t peer, int32_t channel, Part part) {
   if (part.nbytes == 0) throw_usage("a schedule with an empty step");
-  const auto [found, is_new] = index.try_emplace(peer, static_cast<int32_t>(streams.size()));
-  if (is_new) streams.push_back({peer, {}});
+  const auto [found, is_new] = index.try_emplace({peer, channel}, static_cast<int32_t>(streams.size()));
+  if (is_new) streams.push_back({peer, channel, {}});
   Stream& stream = streams[static_cast<size_t>(found->second)];
   stream.parts.push_back(part);
   return {found->second, static_cast<int32_t>(stream.parts.size()) - 1};
@@ -42,13 +44,13 @@ Part& at(std::vector<Stream>& streams, Place place) {
 
 StreamPlan plan_streams(const Schedule& schedule) {
   StreamPlan plan;
-  std::map<int32_t, int32_t> out_index, in_index;
+  Index out_index, in_index;
   std::vector<Place> sends(schedule.steps.size()), receives(schedule.steps.size());
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     const Step& step = schedule.steps[i];
-    if (step.send_peer >= 0) sends[i] = append(plan.out, out_index, step.send_peer, {step.send.nbytes});
+    if (step.send_peer >= 0) sends[i] = append(plan.out, out_index, step.send_peer, step.channel, {step.send.nbytes});
     if (step.recv_peer >= 0) {
-      receives[i] = append(plan.in, in_index, step.recv_peer, {step.recv.nbytes});
+      receives[i] = append(plan.in, in_index, step.recv_peer, step.channel, {step.recv.nbytes});
       at(plan.in, receives[i]).park = step.park;
     }
   }
@@ -64,8 +66,9 @@ StreamPlan plan_streams(const Schedule& schedule) {
   return plan;
 }
 
-int32_t find_stream(const std::vector<Stream>& streams, int32_t peer) {
-  const auto found = std::find_if(streams.begin(), streams.end(), [=](const Stream& s) { return s.peer == peer; });
+int32_t find_stream(const std::vector<Stream>& streams, int32_t peer, int32_t channel) {
+  const auto found = std::find_if(streams.begin(), streams.end(),
+                                  [=](const Stream& s) { return s.peer == peer && s.channel == channel; });
   return found == streams.end() ? -1 : static_cast<int32_t>(found - streams.begin());
 }
 

@@ -1,5 +1,5 @@
-// One rank's schedule seen from the wire, and how far it has come: for each peer the bytes to it and the bytes from it,
-// part after part in the order of the steps. For the simulator, which knows no bytes, only how many.
+// One rank's schedule seen from the wire, and how far it has come: for each peer and channel the bytes to it and the
+// bytes from it, part after part in the order of the steps. For the simulator, which knows no bytes, only how many.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +26,7 @@ struct Part {
 
 struct Stream {
   int32_t peer = -1;
+  int32_t channel = 0;
   std::vector<Part> parts;
 };
 
@@ -38,8 +39,8 @@ struct StreamPlan {
 // Throws Error (kUsage) for a schedule with an empty step or a gate that names no such step.
 StreamPlan plan_streams(const Schedule& schedule);
 
-// The index of the peer's stream, or -1.
-int32_t find_stream(const std::vector<Stream>& streams, int32_t peer);
+// The index of the peer's stream on the channel, or -1.
+int32_t find_stream(const std::vector<Stream>& streams, int32_t peer, int32_t channel);
 
 struct OutProgress {
   size_t part = 0;          // being sent; == parts.size() when all is on the wire

@@ -1,7 +1,7 @@
-// Two levels, for ranks behind several switches: a ring reduce-scatter within each switch group leaves every shard with
-// one holder in each group; the holders of a shard all-reduce it across the groups (circulant); a ring all-gather
-// within the group ends it. Every rank sends (m-1)/m + 2(G-1)/(G·m) + (m-1)/m of the bytes with G groups of m, of which
-// only the middle part crosses between switches, and no leader carries what others do not.
+// Two levels, for ranks behind several switches or in teams behind one: a ring reduce-scatter within each group leaves
+// every shard with one holder in each group; the holders of a shard all-reduce it across the groups (circulant); a ring
+// all-gather within the group ends it. Every rank sends (m-1)/m + 2(G-1)/(G·m) + (m-1)/m of the bytes with G groups of
+// m, of which only the middle part crosses between groups, and no leader carries what others do not.
 //
 // Groups may differ in size: there are as many shards as the smallest group has members, and the further members of a
 // larger group hold none. Several chunks go through the three phases side by side.
@@ -22,6 +22,20 @@ std::vector<Range> shards_of(Range chunk, uint64_t element_nbytes, int32_t shard
   return shards;
 }
 }  // namespace
+
+std::vector<int32_t> even_teams(int32_t world) {
+  constexpr int32_t kFewest = 4;  // with fewer, or fewer in each, one level does as well
+  int32_t best = 0;
+  const auto longer = [=](int32_t size) { return std::max(size, world / size); };
+  for (int32_t size = kFewest; size * kFewest <= world; ++size) {
+    if (world % size == 0 && (best == 0 || longer(size) <= longer(best))) best = size;
+  }
+  std::vector<int32_t> team_of_rank;
+  // Long and thin teams are worth little.
+  if (best == 0 || longer(best) > 4 * (world / longer(best))) return team_of_rank;
+  for (int32_t rank = 0; rank < world; ++rank) team_of_rank.push_back(rank / best);
+  return team_of_rank;
+}
 
 Schedule two_level_all_reduce(Member me, uint64_t nbytes, uint64_t element_nbytes,
                               std::span<const int32_t> group_of_rank, int32_t chunk_count) {

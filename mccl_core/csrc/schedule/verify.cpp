@@ -1,6 +1,7 @@
 #include "schedule/verify.hpp"
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <map>
 #include <random>
@@ -33,8 +34,8 @@ struct Progress {
   uint64_t received = 0;
 };
 
-// The bytes that one rank sends another, as both sides see them.
-struct Channel {
+// The bytes that one rank sends another on one channel, as both sides see them.
+struct Flow {
   int32_t from, to;
   std::vector<int32_t> sends;     // steps of `from`
   std::vector<int32_t> receives;  // steps of `to`
@@ -48,20 +49,20 @@ struct Channel {
   bool waiting = false;  // in one of the pools
 };
 
-// Channels that may be able to move, taken out in a random order.
+// Flows that may be able to move, taken out in a random order.
 class Pool {
  public:
-  void add(size_t channel) { channels_.push_back(channel); }
-  bool empty() const { return channels_.empty(); }
+  void add(size_t flow) { flows_.push_back(flow); }
+  bool empty() const { return flows_.empty(); }
   size_t take(std::mt19937_64& random) {
-    std::swap(channels_[random() % channels_.size()], channels_.back());
-    const size_t channel = channels_.back();
-    channels_.pop_back();
-    return channel;
+    std::swap(flows_[random() % flows_.size()], flows_.back());
+    const size_t flow = flows_.back();
+    flows_.pop_back();
+    return flow;
   }
 
  private:
-  std::vector<size_t> channels_;
+  std::vector<size_t> flows_;
 };
 
 class Run {
@@ -75,32 +76,32 @@ class Run {
       for (uint64_t a = 0; a < problem.nbytes[rank]; ++a) memory[a] = original(static_cast<int32_t>(rank), a);
       memory_.push_back(std::move(memory));
     }
-    make_channels();
+    make_flows();
   }
 
   std::optional<std::string> run() {
     if (auto wrong = bounds()) return wrong;
-    for (const Channel& channel : channels_) {
-      if (auto wrong = lengths(channel)) return wrong;
+    for (const Flow& flow : flows_) {
+      if (auto wrong = lengths(flow)) return wrong;
     }
     find_readers();
-    for (size_t i = 0; i < channels_.size(); ++i) {
-      channels_[i].slow = random_() % 4 == 0;
+    for (size_t i = 0; i < flows_.size(); ++i) {
+      flows_[i].slow = random_() % 4 == 0;
       enqueue(i);
     }
     while (!wrong_ && !(fast_.empty() && slow_.empty())) {
       // A slow link moves only when no other can: it is as late as it can be.
       const size_t i = fast_.empty() ? slow_.take(random_) : fast_.take(random_);
-      channels_[i].waiting = false;
+      flows_[i].waiting = false;
       bool moved = false;
-      for (auto n = 1 + random_() % 3; n > 0 && !wrong_ && advance(channels_[i]); --n) moved = true;
+      for (auto n = 1 + random_() % 3; n > 0 && !wrong_ && advance(flows_[i]); --n) moved = true;
       if (moved) enqueue(i);
     }
     if (wrong_) return wrong_;
-    for (const Channel& channel : channels_) {
-      if (channel.apply_cursor < channel.receives.size()) {
-        return "ranks wait for each other: rank " + std::to_string(channel.to) + " for rank " +
-               std::to_string(channel.from) + " in step " + std::to_string(channel.receives[channel.apply_cursor]);
+    for (const Flow& flow : flows_) {
+      if (flow.apply_cursor < flow.receives.size()) {
+        return "ranks wait for each other: rank " + std::to_string(flow.to) + " for rank " + std::to_string(flow.from) +
+               " in step " + std::to_string(flow.receives[flow.apply_cursor]);
       }
     }
     return results();
@@ -110,9 +111,9 @@ class Run {
 
  private:
   void enqueue(size_t i) {
-    Channel& channel = channels_[i];
-    if (std::exchange(channel.waiting, true)) return;
-    (channel.slow ? slow_ : fast_).add(i);
+    Flow& flow = flows_[i];
+    if (std::exchange(flow.waiting, true)) return;
+    (flow.slow ? slow_ : fast_).add(i);
   }
   void enqueue_dependents(int32_t rank, int32_t index) {
     for (const uint32_t i : dependents_[static_cast<size_t>(rank)][static_cast<size_t>(index)]) enqueue(i);
@@ -125,19 +126,19 @@ class Run {
     return progress_[static_cast<size_t>(rank)][static_cast<size_t>(index)];
   }
 
-  void make_channels() {
-    std::map<std::pair<int32_t, int32_t>, uint32_t> index;
-    const auto at = [&](int32_t from, int32_t to) {
-      const auto [found, added] = index.try_emplace({from, to}, static_cast<uint32_t>(channels_.size()));
+  void make_flows() {
+    std::map<std::array<int32_t, 3>, uint32_t> index;
+    const auto at = [&](int32_t from, int32_t to, int32_t channel) {
+      const auto [found, added] = index.try_emplace({from, to, channel}, static_cast<uint32_t>(flows_.size()));
       if (added) {
-        channels_.emplace_back();
-        channels_.back().from = from;
-        channels_.back().to = to;
+        flows_.emplace_back();
+        flows_.back().from = from;
+        flows_.back().to = to;
       }
       return found->second;
     };
-    const auto depend = [&](size_t rank, const Gate& gate, uint32_t channel) {
-      if (gate.kind != GateKind::kOpen) dependents_[rank][static_cast<size_t>(gate.step)].push_back(channel);
+    const auto depend = [&](size_t rank, const Gate& gate, uint32_t flow) {
+      if (gate.kind != GateKind::kOpen) dependents_[rank][static_cast<size_t>(gate.step)].push_back(flow);
     };
     for (size_t rank = 0; rank < problem_.schedules.size(); ++rank) {
       const auto r = static_cast<int32_t>(rank);
@@ -145,15 +146,15 @@ class Run {
         const auto step_index = static_cast<int32_t>(i);
         const Step& s = problem_.schedules[rank].steps[i];
         if (s.send_peer >= 0) {
-          const uint32_t channel = at(r, s.send_peer);
-          channels_[channel].sends.push_back(step_index);
-          depend(rank, s.send_gate, channel);
+          const uint32_t flow = at(r, s.send_peer, s.channel);
+          flows_[flow].sends.push_back(step_index);
+          depend(rank, s.send_gate, flow);
         }
         if (s.recv_peer >= 0) {
-          const uint32_t channel = at(s.recv_peer, r);
-          channels_[channel].receives.push_back(step_index);
-          depend(rank, s.recv_gate, channel);
-          depend(rank, sent_gate(s.replaces_sent), channel);
+          const uint32_t flow = at(s.recv_peer, r, s.channel);
+          flows_[flow].receives.push_back(step_index);
+          depend(rank, s.recv_gate, flow);
+          depend(rank, sent_gate(s.replaces_sent), flow);
         }
       }
     }
@@ -192,13 +193,13 @@ class Run {
     return std::nullopt;
   }
 
-  std::optional<std::string> lengths(const Channel& channel) const {
-    const std::string pair = "rank " + std::to_string(channel.from) + " to rank " + std::to_string(channel.to);
-    if (channel.sends.size() != channel.receives.size()) return pair + ": sends and receives differ in number";
-    for (size_t i = 0; i < channel.sends.size(); ++i) {
-      const uint64_t nbytes = step(channel.from, channel.sends[i]).send.nbytes;
+  std::optional<std::string> lengths(const Flow& flow) const {
+    const std::string pair = "rank " + std::to_string(flow.from) + " to rank " + std::to_string(flow.to);
+    if (flow.sends.size() != flow.receives.size()) return pair + ": sends and receives differ in number";
+    for (size_t i = 0; i < flow.sends.size(); ++i) {
+      const uint64_t nbytes = step(flow.from, flow.sends[i]).send.nbytes;
       if (nbytes == 0) return pair + ": an empty step";
-      if (nbytes != step(channel.to, channel.receives[i]).recv.nbytes) return pair + ": steps differ in length";
+      if (nbytes != step(flow.to, flow.receives[i]).recv.nbytes) return pair + ": steps differ in length";
     }
     return std::nullopt;
   }
@@ -218,71 +219,71 @@ class Run {
     return open(rank, s.recv_gate, offset) && open(rank, sent_gate(s.replaces_sent), offset);
   }
 
-  bool advance(Channel& channel) {
-    if (channel.unbooked > 0 && random_() % 2 == 0) return book(channel);
-    if (!channel.parked.empty()) {
-      const int32_t index = channel.receives[channel.apply_cursor];
-      const uint64_t offset = progress(channel.to, index).received;
-      if (receive_open(channel.to, step(channel.to, index), offset)) {
-        apply(channel, channel.parked.front());
-        channel.parked.pop_front();
+  bool advance(Flow& flow) {
+    if (flow.unbooked > 0 && random_() % 2 == 0) return book(flow);
+    if (!flow.parked.empty()) {
+      const int32_t index = flow.receives[flow.apply_cursor];
+      const uint64_t offset = progress(flow.to, index).received;
+      if (receive_open(flow.to, step(flow.to, index), offset)) {
+        apply(flow, flow.parked.front());
+        flow.parked.pop_front();
         return true;
       }
     }
-    return transfer(channel) || book(channel);
+    return transfer(flow) || book(flow);
   }
 
   // The system call has returned: the sender knows what has left.
-  bool book(Channel& channel) {
-    if (channel.unbooked == 0) return false;
-    const int32_t index = channel.sends[channel.send_cursor];
-    Progress& done = progress(channel.from, index);
-    done.sent += std::exchange(channel.unbooked, 0);
-    if (done.sent == step(channel.from, index).send.nbytes) ++channel.send_cursor;
-    enqueue_dependents(channel.from, index);
+  bool book(Flow& flow) {
+    if (flow.unbooked == 0) return false;
+    const int32_t index = flow.sends[flow.send_cursor];
+    Progress& done = progress(flow.from, index);
+    done.sent += std::exchange(flow.unbooked, 0);
+    if (done.sent == step(flow.from, index).send.nbytes) ++flow.send_cursor;
+    enqueue_dependents(flow.from, index);
     return true;
   }
 
-  bool transfer(Channel& channel) {
-    if (channel.send_cursor == channel.sends.size()) return false;
-    const int32_t send_index = channel.sends[channel.send_cursor];
-    const int32_t recv_index = channel.receives[channel.receive_cursor];
-    const Step& sending = step(channel.from, send_index);
-    const Step& receiving = step(channel.to, recv_index);
-    const uint64_t sent = progress(channel.from, send_index).sent + channel.unbooked;
+  bool transfer(Flow& flow) {
+    if (flow.send_cursor == flow.sends.size()) return false;
+    const int32_t send_index = flow.sends[flow.send_cursor];
+    const int32_t recv_index = flow.receives[flow.receive_cursor];
+    const Step& sending = step(flow.from, send_index);
+    const Step& receiving = step(flow.to, recv_index);
+    const uint64_t sent = progress(flow.from, send_index).sent + flow.unbooked;
     if (sent == sending.send.nbytes) return false;
-    if (!open(channel.from, sending.send_gate, sent)) return false;
-    const bool usable = receive_open(channel.to, receiving, channel.arrived);
+    if (!open(flow.from, sending.send_gate, sent)) return false;
+    const bool usable = receive_open(flow.to, receiving, flow.arrived);
     if (!usable && !receiving.park) return false;  // not granted
-    const Cell value = memory_[static_cast<size_t>(channel.from)][sending.send.offset + sent];
-    ++channel.unbooked;
-    if (++channel.arrived == receiving.recv.nbytes) {
-      ++channel.receive_cursor;
-      channel.arrived = 0;
+    const Cell value = memory_[static_cast<size_t>(flow.from)][sending.send.offset + sent];
+    ++flow.unbooked;
+    if (++flow.arrived == receiving.recv.nbytes) {
+      ++flow.receive_cursor;
+      flow.arrived = 0;
     }
-    if (usable && channel.parked.empty()) {
-      apply(channel, value);
+    if (usable && flow.parked.empty()) {
+      apply(flow, value);
     } else {
-      channel.parked.push_back(value);
+      flow.parked.push_back(value);
     }
     return true;
   }
 
-  void apply(Channel& channel, const Cell& value) {
-    const int32_t index = channel.receives[channel.apply_cursor];
-    const Step& s = step(channel.to, index);
-    Progress& done = progress(channel.to, index);
-    auto& memory = memory_[static_cast<size_t>(channel.to)];
+  void apply(Flow& flow, const Cell& value) {
+    const int32_t index = flow.receives[flow.apply_cursor];
+    const Step& s = step(flow.to, index);
+    Progress& done = progress(flow.to, index);
+    auto& memory = memory_[static_cast<size_t>(flow.to)];
     const uint64_t address = s.recv.offset + done.received;
-    check_overwrite(channel.to, index, address);
+    check_overwrite(flow.to, index, address);
     if (s.action == Action::kReduce) {
       const Cell operand = memory[s.operand + done.received];
       memory[address] = s.incoming_is_lower ? combined(value, operand) : combined(operand, value);
     } else {
       memory[address] = value;
     }
-    if (++done.received == s.recv.nbytes) ++channel.apply_cursor;
-    enqueue_dependents(channel.to, index);
+    if (++done.received == s.recv.nbytes) ++flow.apply_cursor;
+    enqueue_dependents(flow.to, index);
   }
 
   // A send whose gate is open may have read this cell or not: what it sends would depend on timing.
@@ -327,9 +328,9 @@ class Run {
   std::mt19937_64 random_;
   std::vector<std::vector<Progress>> progress_;
   std::vector<std::vector<Cell>> memory_;
-  std::vector<std::vector<std::vector<uint32_t>>> dependents_;  // by rank and step: channels with a gate on it
+  std::vector<std::vector<std::vector<uint32_t>>> dependents_;  // by rank and step: flows with a gate on it
   std::vector<Readers> readers_;                                // by rank
-  std::vector<Channel> channels_;
+  std::vector<Flow> flows_;
   Pool fast_, slow_;
   std::optional<std::string> wrong_;
 };

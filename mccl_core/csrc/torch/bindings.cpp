@@ -9,6 +9,7 @@
 
 #include "torch/plan_bindings.hpp"
 #include "torch/process_group.hpp"
+#include "torch/simulated_device.hpp"
 
 namespace py = pybind11;
 using mccl::Engine;
@@ -48,34 +49,56 @@ mccl::Planner planner_from(const py::dict& values) {
   planner.recursive_doubling_max_nbytes = take<uint64_t>(values, "recursive_doubling_max_nbytes");
   planner.chunk_nbytes = take<uint64_t>(values, "chunk_nbytes");
   planner.group_of_rank = take<std::vector<int32_t>>(values, "group_of_rank");
+  planner.channels = take<int32_t>(values, "channels");
+  planner.channel_nbytes = take<uint64_t>(values, "channel_nbytes");
   return planner;
 }
 
-using NamedPlan = std::tuple<std::string, int32_t, double>;
+using NamedPlan = std::tuple<std::string, int32_t, double, int32_t>;
 
 std::vector<NamedPlan> plans(const py::dict& planner_values, const std::string& collective, int32_t world,
                              uint64_t nbytes) {
   const mccl::Planner planner = planner_from(planner_values);
   const auto kind = mccl::kind_of(collective);
   const auto named = [](const mccl::Plan& plan) {
-    return NamedPlan{mccl::to_string(plan.algorithm), plan.chunk_count, plan.predicted_s};
+    return NamedPlan{mccl::to_string(plan.algorithm), plan.chunk_count, plan.predicted_s, plan.channel_count};
   };
   std::vector<NamedPlan> all{named(planner.plan(kind, world, nbytes))};
   for (const mccl::Plan& plan : planner.plans(kind, world, nbytes)) all.push_back(named(plan));
   return all;
 }
 
-py::dict counters_of(const Engine& engine) {
-  py::dict result;
-  const mccl::Counters counters = [&] {
+// By the kind's name: a dict for each algorithm that has been used (mccl_core/_C.pyi).
+py::dict metrics_of(const Engine& engine) {
+  const mccl::Metrics::Snapshot snapshot = [&] {
     py::gil_scoped_release free_gil;
-    return engine.counters();
+    return engine.metrics();
   }();
-  for (size_t kind = 0; kind < counters.size(); ++kind) {
-    py::dict entry;
-    entry["count"] = counters[kind].count;
-    entry["bytes"] = counters[kind].nbytes;
-    result[mccl::to_string(static_cast<mccl::OpKind>(kind))] = entry;
+  py::dict result;
+  for (size_t kind = 0; kind < mccl::kKinds; ++kind) {
+    py::list used;
+    for (size_t algorithm = 0; algorithm < mccl::kAlgorithms; ++algorithm) {
+      const auto name = static_cast<mccl::Algorithm>(algorithm);
+      const size_t index = mccl::op_index(static_cast<mccl::OpKind>(kind), name);
+      const mccl::OpCounters& counters = snapshot.ops[index];
+      py::dict waits;
+      for (const auto& [process, waited_ns] : snapshot.waits) {
+        if (waited_ns[index] > 0) waits[py::bytes(process)] = waited_ns[index];
+      }
+      if (counters.count + counters.failed + counters.parked_nbytes + waits.size() == 0) continue;
+      py::dict entry;
+      entry["algorithm"] = mccl::to_string(name);
+      entry["count"] = counters.count;
+      entry["failed"] = counters.failed;
+      entry["nbytes"] = counters.nbytes;
+      entry["bus_nbytes"] = counters.bus_nbytes;
+      entry["busy_ns"] = counters.busy_ns;
+      entry["queued_ns"] = counters.queued_ns;
+      entry["parked_nbytes"] = counters.parked_nbytes;
+      entry["waited_ns"] = waits;
+      used.append(entry);
+    }
+    result[mccl::to_string(static_cast<mccl::OpKind>(kind))] = used;
   }
   return result;
 }
@@ -102,8 +125,8 @@ void bind_engine(py::module_& m) {
             return engine.connected(id, lane);
           },
           py::arg("process"), py::arg("lane"))
-      .def("counters", &counters_of)
-      .def("reset_counters", &Engine::reset_counters, free_gil)
+      .def("metrics", &metrics_of)
+      .def("reset_metrics", &Engine::reset_metrics, free_gil)
       .def("parked_nbytes", &Engine::parked_nbytes, free_gil)
       .def("shutdown", &Engine::shutdown, free_gil)
       .def("close_descriptors_in_child", [](const std::shared_ptr<Engine>& engine) {
@@ -125,13 +148,15 @@ c10::intrusive_ptr<ProcessGroupMCCL> make_group(const std::shared_ptr<Engine>& e
     py::gil_scoped_acquire gil;
     delete f;
   });
-  auto connector = [held](const std::vector<int32_t>& ranks) {
+  auto connector = [held](const std::vector<Engine::Missing>& links) {
     py::gil_scoped_acquire gil;
-    (*held)(ranks);
+    py::list pairs;
+    for (const auto& [peer, channel] : links) pairs.append(py::make_tuple(peer, channel));
+    (*held)(pairs);
   };
   mccl::Planner planner = planner_from(planner_values);
   py::gil_scoped_release free_gil;
-  auto group = engine->create_group(id, rank, std::move(infos));
+  auto group = engine->create_group(id, rank, std::move(infos), planner.channels);
   return c10::make_intrusive<ProcessGroupMCCL>(engine, std::move(group), std::move(planner), timeout,
                                                std::move(connector));
 }
@@ -151,6 +176,7 @@ PYBIND11_MODULE(_C, m) {
   py::module_::import("torch.distributed");  // registers c10d::Backend
   bind_engine(m);
   mccl::bind_plans(m);
+  mccl::bind_simulated_device(m);
   py::class_<ProcessGroupMCCL, c10d::Backend, c10::intrusive_ptr<ProcessGroupMCCL>>(m, "ProcessGroupMCCL")
       .def(py::init(&make_group), py::arg("engine"), py::arg("group_id"), py::arg("rank"), py::arg("members"),
            py::arg("planner"), py::arg("timeout"), py::arg("connect"));

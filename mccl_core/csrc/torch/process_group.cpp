@@ -6,6 +6,10 @@
 
 #include <utility>
 
+#include "device/stream_handoff.hpp"
+#include "device/submit.hpp"
+#include "torch/devices.hpp"
+
 namespace mccl {
 
 namespace {
@@ -75,20 +79,39 @@ void ProcessGroupMCCL::abort() {
 
 void ProcessGroupMCCL::shutdown() { engine_->close_group(group_); }
 
+std::shared_ptr<HandOff> ProcessGroupMCCL::hand_off(Shim& shim) {
+  const std::lock_guard guard(hand_off_mutex_);
+  if (std::exchange(shim_, &shim) != &shim) hand_off_ = std::make_shared<StreamHandOff>(shim);
+  return hand_off_;
+}
+
 ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::start(Call call, const Staging& staging,
                                                   const std::function<OperationPtr()>& build,
                                                   const PointToPoint* point_to_point) {
   try {
     const OperationPtr op = build();
-    op->keep_alive = std::make_shared<Tensors>(staging.kept());
-    op->finalizer = staging.finish();
+    const auto kept = std::make_shared<Tensors>(staging.kept());
+    op->keep_alive = kept;
     const auto timeout = call.timeout == c10d::kUnsetTimeout ? timeout_ : call.timeout;
     op->deadline = deadline_after_ms(timeout.count());
-    const auto missing = engine_->unconnected_peers(*group_, *op);
+    const auto missing = engine_->missing_links(*group_, *op);
     if (!missing.empty()) connector_(missing);
-    engine_->submit(group_, op, point_to_point);
+    OnDevice on_device;
+    if (Shim* const shim = staging.shim()) {
+      on_device.hand_off = hand_off(*shim);
+      adopt_autograd_thread(*on_device.hand_off);
+      on_device.ticket = submit(engine_, group_, op, *on_device.hand_off, staging.views(), kept, point_to_point);
+      if (staging.kernels_finish()) {
+        // Encoded here and now, since nobody may ever call wait(): the stream waits for the op.
+        on_device.hand_off->wait_released(on_device.ticket);
+        if (const auto copy_back = staging.finish()) copy_back();
+      }
+    } else {
+      op->finalizer = staging.finish();
+      engine_->submit(group_, op, point_to_point);
+    }
     ++sequence_;
-    return c10::make_intrusive<OpWork>(rank_, call.type, op, std::move(call.outputs));
+    return c10::make_intrusive<OpWork>(rank_, call.type, op, std::move(call.outputs), std::move(on_device));
   } catch (const Error& error) {
     TORCH_CHECK_VALUE(error.info().code != Code::kUsage, error.what());
     throw_dist_backend_error(error);

@@ -4,11 +4,13 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "device/shim.hpp"
 #include "engine/engine.hpp"
 #include "op/collective.hpp"
 #include "torch/tensors.hpp"
@@ -19,7 +21,7 @@ namespace mccl {
 class ProcessGroupMCCL : public c10d::Backend {
  public:
   // Connects to ranks that have no connection yet; blocks; called without any lock held.
-  using Connector = std::function<void(const std::vector<int32_t>&)>;
+  using Connector = std::function<void(const std::vector<Engine::Missing>&)>;
 
   ProcessGroupMCCL(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, Planner planner,
                    std::chrono::milliseconds timeout, Connector connector);
@@ -65,6 +67,7 @@ class ProcessGroupMCCL : public c10d::Backend {
   // `build` makes the op; usage errors of the core become Python's ValueError.
   WorkPtr start(Call call, const Staging& staging, const std::function<OperationPtr()>& build,
                 const PointToPoint* point_to_point = nullptr);
+  std::shared_ptr<HandOff> hand_off(Shim& shim);
   WorkPtr reduce_scatter_buffers(Staging& staging, const std::vector<Buffer>& inputs, const at::Tensor& output,
                                  const c10d::ReduceScatterOptions& opts, c10d::OpType type);
 
@@ -74,6 +77,9 @@ class ProcessGroupMCCL : public c10d::Backend {
   std::chrono::milliseconds timeout_;
   Connector connector_;
   std::atomic<uint64_t> sequence_{0};
+  std::mutex hand_off_mutex_;
+  Shim* shim_ = nullptr;               // of the device that tensors have come from
+  std::shared_ptr<HandOff> hand_off_;  // with it; null as long as all were the CPU's
 };
 
 }  // namespace mccl

@@ -2,7 +2,12 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+
+#include "torch/devices.hpp"
 
 namespace mccl {
 
@@ -60,8 +65,9 @@ ReduceOp reduce_op(const c10d::ReduceOp& op, const char* name) {
 
 void check_tensor(const at::Tensor& tensor, const char* name) {
   TORCH_CHECK(tensor.layout() == at::kStrided, "mccl: ", name, ": got a sparse tensor; call .to_dense() first");
-  TORCH_CHECK(tensor.device().is_cpu(), "mccl: ", name, ": got a tensor on ", tensor.device(),
-              "; this build of mccl moves CPU tensors only. Use .cpu(), or NCCL for CUDA");
+  TORCH_CHECK(reaches(tensor.device()), "mccl: ", name, ": got a tensor on ", tensor.device(),
+              "; mccl moves tensors of ", reaches(at::kMPS) ? "the CPU and of MPS" : "the CPU only",
+              " here. Use .cpu(), or NCCL for CUDA");
 }
 
 void check_same(const at::Tensor& tensor, const at::Tensor& like, const char* name) {
@@ -92,29 +98,36 @@ void check_writable(const at::Tensor& tensor) {
 }
 }  // namespace
 
-at::Tensor Staging::input(const at::Tensor& tensor) {
-  kept_.push_back(tensor.contiguous());
-  return kept_.back();
+at::Tensor Staging::on_host(const at::Tensor& contiguous, bool written) {
+  kept_.push_back(contiguous);
+  Shim* const shim = shim_of(contiguous);
+  TORCH_CHECK_VALUE(shim_.value_or(shim) == shim, "mccl: tensors of the CPU and of ", contiguous.device(),
+                    " in one call; move all of them to one device");
+  shim_ = shim;
+  if (shim == nullptr) return contiguous;
+  views_.push_back(shim->host_view(device_tensor(contiguous, written)));
+  return at::from_blob(views_.back().memory.data, contiguous.sizes(), contiguous.options().device(at::kCPU));
 }
 
+at::Tensor Staging::input(const at::Tensor& tensor) { return on_host(tensor.contiguous(), false); }
+
 at::Tensor Staging::output(const at::Tensor& tensor) {
-  if (tensor.is_contiguous()) {
-    kept_.push_back(tensor);
-    return tensor;
-  }
+  if (tensor.is_contiguous()) return on_host(tensor, true);
   check_writable(tensor);
   copy_back_.push_back({at::empty_like(tensor, at::MemoryFormat::Contiguous), tensor});
-  return copy_back_.back().staged;
+  return on_host(copy_back_.back().staged, true);
 }
 
 at::Tensor Staging::in_place(const at::Tensor& tensor) {
-  if (tensor.is_contiguous()) {
-    kept_.push_back(tensor);
-    return tensor;
-  }
+  if (tensor.is_contiguous()) return on_host(tensor, true);
   check_writable(tensor);
   copy_back_.push_back({tensor.contiguous(), tensor});
-  return copy_back_.back().staged;
+  return on_host(copy_back_.back().staged, true);
+}
+
+bool Staging::kernels_finish() const {
+  const auto is_copied = [](const HostView& view) { return view.staging && view.tensor.written; };
+  return shim() != nullptr && (!copy_back_.empty() || std::ranges::any_of(views_, is_copied));
 }
 
 std::function<void()> Staging::finish() const {

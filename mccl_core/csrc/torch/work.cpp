@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "torch/devices.hpp"
+
 namespace mccl {
 
 void throw_dist_backend_error(const Error& error) { C10_THROW_ERROR(DistBackendError, error.what()); }
@@ -16,8 +18,9 @@ std::exception_ptr as_exception(const Error& error) {
 }
 }  // namespace
 
-OpWork::OpWork(int rank, c10d::OpType type, std::shared_ptr<Operation> op, std::vector<at::Tensor> outputs)
-    : c10d::Work(rank, type), op_(std::move(op)), outputs_(std::move(outputs)) {}
+OpWork::OpWork(int rank, c10d::OpType type, std::shared_ptr<Operation> op, std::vector<at::Tensor> outputs,
+               OnDevice on_device)
+    : c10d::Work(rank, type), op_(std::move(op)), outputs_(std::move(outputs)), on_device_(std::move(on_device)) {}
 
 bool OpWork::isCompleted() { return op_->state() != OpState::kInFlight; }
 bool OpWork::isSuccess() const { return op_->state() == OpState::kDone; }
@@ -32,8 +35,24 @@ std::vector<at::Tensor> OpWork::result() { return outputs_; }
 void OpWork::synchronize() { wait(kNoTimeout); }
 
 bool OpWork::wait(std::chrono::milliseconds timeout) {
+  if (on_device_.ticket) wait_on_stream();
+  if (!on_device_.ticket || timeout != kNoTimeout || op_->state() == OpState::kFailed) wait_on_host(timeout);
+  return true;
+}
+
+void OpWork::wait_on_stream() {
+  adopt_autograd_thread(*on_device_.hand_off);
   try {
-    if (op_->wait(timeout == kNoTimeout ? -1 : timeout.count())) return true;
+    on_device_.hand_off->wait_released(on_device_.ticket);
+  } catch (const Error& error) {
+    TORCH_CHECK_VALUE(error.info().code != Code::kUsage, error.what());
+    throw_dist_backend_error(error);
+  }
+}
+
+void OpWork::wait_on_host(std::chrono::milliseconds timeout) {
+  try {
+    if (op_->wait(timeout == kNoTimeout ? -1 : timeout.count())) return;
   } catch (const Error& error) {
     throw_dist_backend_error(error);
   }

@@ -9,6 +9,7 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "device/handoff.hpp"
 #include "engine/operation.hpp"
 
 namespace mccl {
@@ -16,9 +17,16 @@ namespace mccl {
 // Throws torch's DistBackendError, the type that survives backward() and that users catch.
 [[noreturn]] void throw_dist_backend_error(const Error& error);
 
+// How the stream of a device waits for an op; both null for the CPU's tensors.
+struct OnDevice {
+  std::shared_ptr<HandOff> hand_off;
+  TicketPtr ticket;
+};
+
 class OpWork : public c10d::Work {
  public:
-  OpWork(int rank, c10d::OpType type, std::shared_ptr<Operation> op, std::vector<at::Tensor> outputs);
+  OpWork(int rank, c10d::OpType type, std::shared_ptr<Operation> op, std::vector<at::Tensor> outputs,
+         OnDevice on_device = {});
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -26,18 +34,24 @@ class OpWork : public c10d::Work {
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
   void synchronize() override;
-  // Blocks the calling thread until the result is in memory. A timeout ends the wait, not the op.
+  // Blocks the calling thread until the result is in memory. On a device the stream waits instead, and the call
+  // returns at once; with a timeout it blocks there, too. A timeout ends the wait, not the op.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
-  // Completes when the result is in memory, with the output tensors.
+  // Completes when the result is in memory, with the output tensors. It names no device, so that no event is recorded:
+  // the thread that completes it must not encode. Nor must its callbacks (`then`).
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override;
 
   void set_source(int rank) { source_ = rank; }
 
  private:
+  void wait_on_stream();
+  void wait_on_host(std::chrono::milliseconds timeout);
+
   const std::shared_ptr<Operation> op_;
   const std::vector<at::Tensor> outputs_;
+  const OnDevice on_device_;
   int source_ = -1;
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;

@@ -32,7 +32,7 @@ struct Wire {
   uint32_t credit_nbytes;
   uint8_t reduce_op;
   uint8_t dtype;
-  uint8_t algorithm;
+  uint8_t algorithm;  // in the lower half; in the upper one the number of channels, less one
   uint8_t chunk_count;
   uint32_t crc;
 };
@@ -85,6 +85,7 @@ std::string Fingerprint::describe() const {
       text += std::string(", ") + to_string(reduce_op);
     }
     if (algorithm != Algorithm::kOnlyOne) text += std::string(", ") + to_string(algorithm);
+    if (channel_count != 1) text += " on " + std::to_string(channel_count) + " channels";
     if (chunk_count != 1) text += " in " + std::to_string(chunk_count) + " chunks";
     if (root >= 0) text += ", root " + std::to_string(root);
   }
@@ -109,7 +110,8 @@ void encode(const FrameHeader& header, std::byte* out) {
   wire.credit_nbytes = header.credit_nbytes;
   wire.reduce_op = static_cast<uint8_t>(header.fingerprint.reduce_op);
   wire.dtype = static_cast<uint8_t>(header.fingerprint.dtype);
-  wire.algorithm = static_cast<uint8_t>(header.fingerprint.algorithm);
+  wire.algorithm = static_cast<uint8_t>(static_cast<unsigned>(header.fingerprint.algorithm) |
+                                        (header.fingerprint.channel_count - 1u) << 4);
   wire.chunk_count = header.fingerprint.chunk_count;
   wire.crc = crc32c(&wire, offsetof(Wire, crc));
   std::memcpy(out, &wire, sizeof wire);
@@ -127,7 +129,7 @@ FrameHeader decode(const std::byte* in) {
   if (wire.kind >= static_cast<uint8_t>(OpKind::kCount)) malformed("op kind " + std::to_string(wire.kind));
   if (wire.reduce_op >= static_cast<uint8_t>(ReduceOp::kCount)) malformed("reduce op");
   if (wire.dtype >= static_cast<uint8_t>(DType::kCount)) malformed("dtype");
-  if (wire.algorithm >= static_cast<uint8_t>(Algorithm::kCount)) malformed("algorithm");
+  if ((wire.algorithm & 0xF) >= static_cast<uint8_t>(Algorithm::kCount)) malformed("algorithm");
   const auto type = static_cast<FrameType>(wire.type);
   const uint32_t most = type == FrameType::kData ? kMaxPayloadNbytes : type == FrameType::kError ? kMaxErrorNbytes : 0;
   if (wire.payload_nbytes > most) malformed("payload of " + std::to_string(wire.payload_nbytes) + " bytes");
@@ -142,8 +144,9 @@ FrameHeader decode(const std::byte* in) {
                         static_cast<DType>(wire.dtype),
                         wire.root,
                         wire.nbytes,
-                        static_cast<Algorithm>(wire.algorithm),
-                        wire.chunk_count};
+                        static_cast<Algorithm>(wire.algorithm & 0xF),
+                        wire.chunk_count,
+                        static_cast<uint8_t>((wire.algorithm >> 4) + 1)};
   header.offset = wire.offset;
   header.payload_nbytes = wire.payload_nbytes;
   header.credit_nbytes = wire.credit_nbytes;

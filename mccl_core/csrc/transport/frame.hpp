@@ -53,6 +53,7 @@ struct Fingerprint {
   uint64_t nbytes = 0;
   Algorithm algorithm = Algorithm::kOnlyOne;
   uint8_t chunk_count = 1;
+  uint8_t channel_count = 1;  // at most 16
 
   bool operator==(const Fingerprint&) const = default;
   std::string describe() const;

@@ -1,0 +1,123 @@
+"""The compiler and linker: zig's clang, aimed at macOS arm64, with a store of object files.
+
+An object is stored under a hash of all that went into it, wherever the sources lie: a second build, or one of a changed
+copy, compiles what has changed and no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+MINIMUM_VERSION = (14, 0)  # of macOS; PyTorch's wheels have the same
+_TARGET = f"aarch64-macos.{MINIMUM_VERSION[0]}.{MINIMUM_VERSION[1]}"
+# zig's own libc++ comes with Apple's marks of what is in which macOS switched off; they are wanted, and their misuse an
+# error. Libraries of PyTorch and the system throw and catch across, so the sanitizers that zig adds are off, too.
+_FLAGS = (
+    "-std=c++20",
+    "-O1",
+    "-g0",
+    "-fPIC",
+    "-fno-sanitize=all",
+    "-fvisibility=hidden",
+    "-fvisibility-inlines-hidden",
+    "-U_LIBCPP_HAS_VENDOR_AVAILABILITY_ANNOTATIONS",
+    "-D_LIBCPP_HAS_VENDOR_AVAILABILITY_ANNOTATIONS=1",
+    "-Wall",
+    "-Wextra",
+    "-Werror=unguarded-availability",
+    "-Werror=return-type",
+)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One source to compile. `inputs` names versions of what it includes from outside of the sources."""
+
+    source: Path
+    flags: tuple[str, ...]
+    include: tuple[Path, ...]
+    inputs: tuple[str, ...]
+
+
+class BuildError(Exception):
+    """A source does not compile or objects do not link; the text is the compiler's."""
+
+
+class Compiler:
+    """`zig` is the program; objects and zig's own cache go below `cache`."""
+
+    def __init__(self, zig: Path, cache: Path) -> None:
+        self._zig = zig
+        self._objects = cache / "objects"
+        self._objects.mkdir(parents=True, exist_ok=True)
+        zig_cache = str(cache / "zig")
+        self._environment = os.environ | {"ZIG_GLOBAL_CACHE_DIR": zig_cache, "ZIG_LOCAL_CACHE_DIR": zig_cache}
+
+    def compile_all(self, units: Sequence[Unit], headers_digest: str, jobs: int) -> list[Path]:
+        """Returns the units' objects, in order. The first that fails ends it.
+
+        Raises:
+            BuildError: a source does not compile.
+        """
+        with ThreadPoolExecutor(jobs) as pool:
+            futures = [pool.submit(self._compile, unit, headers_digest) for unit in units]
+            try:
+                return [future.result() for future in futures]
+            except BuildError:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def link(self, objects: Sequence[Path], libraries: Sequence[Path], output: Path) -> None:
+        """Links a dynamic library. Symbols that no library has are left to the check of the result.
+
+        Raises:
+            BuildError: the linker failed.
+        """
+        output.parent.mkdir(parents=True, exist_ok=True)
+        # Python's symbols come from the interpreter: the linker has to let unknown ones pass, and with them all others.
+        command: list[str | Path] = [
+            "-shared",
+            "-nostdlib++",
+            "-undefined",
+            "dynamic_lookup",
+            *objects,
+            *libraries,
+            "-o",
+            output,
+        ]
+        self._run(command, f"{output.name} does not link")
+
+    def _compile(self, unit: Unit, headers_digest: str) -> Path:
+        text = unit.source.read_bytes()
+        flags = (flag for flag in unit.flags if not flag.startswith("-I"))  # what lies there is in the digest
+        made_of = "\0".join((*_FLAGS, *flags, *unit.inputs, headers_digest, unit.source.name)).encode()
+        target = self._objects / f"{hashlib.sha256(made_of + text).hexdigest()}.o"
+        if target.exists():
+            return target
+        include = [flag for folder in unit.include for flag in ("-isystem", folder)]
+        temporary = target.with_suffix(f".{os.getpid()}.o")
+        self._run(
+            [*_FLAGS, *unit.flags, *include, "-c", unit.source, "-o", temporary], f"{unit.source} does not compile"
+        )
+        temporary.replace(target)
+        return target
+
+    def _run(self, arguments: Sequence[str | Path], failure: str) -> None:
+        command = [self._zig, "c++", "-target", _TARGET, *arguments]
+        done = subprocess.run(command, env=self._environment, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise BuildError(f"{failure}:\n{done.stderr.strip()[-6000:]}")
+
+
+def digest_of(folder: Path, pattern: str) -> str:
+    """A hash over the names and contents of a folder's files that match `pattern`."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob(pattern)):
+        digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
