@@ -59,6 +59,40 @@ def _numbers(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     return torch.randint(-1000, 1000, (count,), generator=generator).to(dtype)
 
 
+def unified_storage(rank: int, device: str) -> Figures:
+    """A process's first MPS tensor makes the backend check PyTorch's storage; then two ranks reduce a slice of one."""
+    whole = torch.zeros(3, 1000, device=device)
+    whole[1] = rank + 1
+    dist.all_reduce(whole[1])
+    seen = (whole * 2).cpu()
+    require(bool((seen[1] == 6).all()), "the GPU does not see the sum that the CPU wrote")
+    require(bool((seen[0] == 0).all() and (seen[2] == 0).all()), "the sum was written beside its place")
+    return {"nbytes": whole.nbytes}
+
+
+def simulated_device(rank: int, device: str, op_count: int, private_memory: bool) -> Figures:
+    """A thread plays a GPU whose kernels run late, on host memory: the order of kernels and engine, without a GPU."""
+    from mccl_core._C import SimulatedDevice
+
+    played = SimulatedDevice(seed=rank, longest_delay_us=500, private_memory=private_memory)
+    try:
+        copies = []
+        for index in range(op_count):
+            tensor = torch.full((1 + index * 37 % 5_000,), -1.0)
+            played.fill(tensor, rank + index)
+            work = dist.all_reduce(tensor, async_op=True)
+            assert work is not None
+            work.wait()  # is queued, as the kernels are
+            copies.append(torch.zeros_like(tensor))
+            played.copy(copies[-1], tensor)
+        played.synchronize()
+    finally:
+        played.close()
+    bad = sum(int((copy != 2 * index + 1).sum()) for index, copy in enumerate(copies))
+    require(bad == 0, f"{bad} wrong elements in {op_count} all-reduces")
+    return {"op_count": op_count}
+
+
 def bursts(rank: int, device: str, op_count: int) -> Figures:
     """Asynchronous all-reduces of random sizes, waited for out of order, with no synchronization of the host."""
     shared, own = random.Random(1), random.Random(100 + rank)
@@ -257,5 +291,15 @@ def _median_s(device: str, function: Callable[[], None], count: int = 5) -> floa
 
 PROGRAMS: dict[str, Callable[..., Figures]] = {
     program.__name__: program
-    for program in (sums, bursts, trajectories, allocator_reuse, late_peer, late_device, overlap)
+    for program in (
+        unified_storage,
+        simulated_device,
+        sums,
+        bursts,
+        trajectories,
+        allocator_reuse,
+        late_peer,
+        late_device,
+        overlap,
+    )
 }

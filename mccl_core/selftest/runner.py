@@ -72,7 +72,18 @@ def plans(device: Device, *, quick: bool) -> list[Plan]:
     return [
         Plan("extension", "the compiled core loads, and was built for this torch", _extension),
         Plan(
-            "unified_storage", "the CPU reads and writes an MPS tensor's own memory", _unified_storage, needs_mps=True
+            "unified_storage",
+            "the CPU reads and writes an MPS tensor's own memory",
+            ranks("unified_storage"),
+            needs_mps=True,
+        ),
+        *(
+            Plan(
+                f"simulated_device_{name}",
+                f"kernels that run late and all-reduces keep their order, in {name} memory",
+                ranks("simulated_device", op_count=200, private_memory=name == "private"),
+            )
+            for name in ("shared", "private")
         ),
         Plan("sums", "two ranks' sums of every type equal float64's to half a unit", ranks("sums", count=100_003)),
         *waits,
@@ -134,9 +145,3 @@ def _extension() -> dict[str, Any]:
             f"{error}; build it: `make setup` in a checkout, or install the wheel of this torch"
         ) from error
     return {"file": str(_C.__file__).rpartition("/")[2]}
-
-
-def _unified_storage() -> dict[str, Any]:
-    from mccl_core import _C
-
-    return dict(_C.check_unified_storage())
