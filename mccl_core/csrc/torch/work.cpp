@@ -16,8 +16,9 @@ std::exception_ptr as_exception(const Error& error) {
 }
 }  // namespace
 
-OpWork::OpWork(int rank, c10d::OpType type, std::shared_ptr<Operation> op, std::vector<at::Tensor> outputs)
-    : c10d::Work(rank, type), op_(std::move(op)), outputs_(std::move(outputs)) {}
+OpWork::OpWork(int rank, c10d::OpType type, std::shared_ptr<Operation> op, std::vector<at::Tensor> outputs,
+               std::shared_ptr<Leavings> leavings)
+    : c10d::Work(rank, type), op_(std::move(op)), outputs_(std::move(outputs)), leavings_(std::move(leavings)) {}
 
 bool OpWork::isCompleted() { return op_->state() != OpState::kInFlight; }
 bool OpWork::isSuccess() const { return op_->state() == OpState::kDone; }
@@ -33,7 +34,10 @@ void OpWork::synchronize() { wait(kNoTimeout); }
 
 bool OpWork::wait(std::chrono::milliseconds timeout) {
   try {
-    if (op_->wait(timeout == kNoTimeout ? -1 : timeout.count())) return true;
+    if (op_->wait(timeout == kNoTimeout ? -1 : timeout.count())) {
+      leavings_->take_away();
+      return true;
+    }
   } catch (const Error& error) {
     throw_dist_backend_error(error);
   }

@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "engine/operation.hpp"
+#include "torch/leavings.hpp"
 
 namespace mccl {
 
@@ -18,7 +19,9 @@ namespace mccl {
 
 class OpWork : public c10d::Work {
  public:
-  OpWork(int rank, c10d::OpType type, std::shared_ptr<Operation> op, std::vector<at::Tensor> outputs);
+  OpWork(int rank, c10d::OpType type, std::shared_ptr<Operation> op, std::vector<at::Tensor> outputs,
+         std::shared_ptr<Leavings> leavings);
+  ~OpWork() override { leavings_->take_away(); }
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -38,6 +41,7 @@ class OpWork : public c10d::Work {
  private:
   const std::shared_ptr<Operation> op_;
   const std::vector<at::Tensor> outputs_;
+  const std::shared_ptr<Leavings> leavings_;
   int source_ = -1;
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
