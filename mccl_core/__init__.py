@@ -23,6 +23,7 @@ from mccl_core._autoload import autoload, install_finder, require_backend, torch
 
 if TYPE_CHECKING:
     from mccl_core.ddp import ddp_hook
+    from mccl_core.faults import ErrorReport, last_error, require_healthy, shrink
     from mccl_core.metrics import get_metrics, log_metrics, reset_metrics
     from mccl_core.planning import explain
     from mccl_core.prometheus import metrics_text
@@ -33,23 +34,31 @@ except metadata.PackageNotFoundError:  # built by CMake alone, without pip
     __version__ = "0+unknown"
 
 __all__ = [
+    "ErrorReport",
     "__version__",
     "ddp_hook",
     "explain",
     "get_metrics",
+    "last_error",
     "log_metrics",
     "metrics_text",
     "require_backend",
+    "require_healthy",
     "reset_metrics",
+    "shrink",
 ]
 
 _MODULE_OF = {
+    "ErrorReport": "mccl_core.faults",
     "ddp_hook": "mccl_core.ddp",
     "explain": "mccl_core.planning",
     "get_metrics": "mccl_core.metrics",
+    "last_error": "mccl_core.faults",
     "log_metrics": "mccl_core.metrics",
     "metrics_text": "mccl_core.prometheus",
+    "require_healthy": "mccl_core.faults",
     "reset_metrics": "mccl_core.metrics",
+    "shrink": "mccl_core.faults",
 }
 """What is imported when first asked for: these modules load torch."""
 

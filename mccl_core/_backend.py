@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,8 +14,9 @@ from mccl_core import links
 from mccl_core._C import ProcessGroupMCCL
 from mccl_core._ddp import use_buckets_of
 from mccl_core._environment import remark_once
-from mccl_core._rendezvous import local_address, meet
-from mccl_core._runtime import get_runtime
+from mccl_core._rendezvous import Meeting, local_address, meet
+from mccl_core._runtime import Runtime, get_runtime
+from mccl_core._shrink import Regroup
 from mccl_core.config import CoreConfig, environment
 from mccl_core.planning import number_groups, planner_options
 from mccl_core.prometheus import metrics_text
@@ -42,29 +44,48 @@ def create(options: Any, backend_options: Any) -> ProcessGroupMCCL:
     runtime = get_runtime(config, lambda: local_address(store))
     runtime.serve_metrics(metrics_text)
     meeting = meet(runtime, store, rank, size, timeout)
-
-    def connect(links: list[tuple[int, int]]) -> None:
-        for other, channel in links:
-            for lane in lanes(size, channel):
-                runtime.dial(meeting.peers[other], meeting.job, lane)
-
-    members = [(peer.process, peer.host) for peer in meeting.peers]
     hosts = [peer.host for peer in meeting.peers]
     if hosts.index(hosts[rank]) == rank:  # one of each machine's ranks speaks for all
         remark_once(environment())
+    backend, link = _make(runtime, config, meeting, rank, timeout)
+    link()
+    return backend
+
+
+def _make(
+    runtime: Runtime, config: CoreConfig, meeting: Meeting, rank: int, timeout: timedelta
+) -> tuple[ProcessGroupMCCL, Callable[[], None]]:
+    """The backend of a group whose members know each other, and what links it to them, which blocks."""
+    size = len(meeting.peers)
+
+    def connect(other: int, channel: int) -> None:
+        for lane in lanes(size, channel):
+            runtime.dial(meeting.peers[other], meeting.job, lane)
+
+    def make(smaller: Meeting, number: int) -> tuple[ProcessGroupMCCL, Callable[[], None]]:
+        return _make(runtime, config, smaller, number, timeout)
+
+    def link() -> None:
+        # Of each pair that is linked from the start the lower rank dials. That is on the first channel; links on
+        # further ones are made by the first op that is spread over several.
+        linked = linked_ranks(rank, size)
+        for other in linked:
+            if other > rank:
+                connect(other, 0)
+        deadline = time.monotonic() + config.connect_timeout_ms / 1000
+        for other in linked:
+            if other < rank:
+                for lane in lanes(size, channel=0):
+                    runtime.await_connection(meeting.peers[other], lane, deadline)
+
+    members = [(peer.process, peer.host) for peer in meeting.peers]
+    hosts = [peer.host for peer in meeting.peers]
     profile = links.load(config.link_profile) if config.link_profile else links.default_profile(hosts)
     planner = planner_options(config, profile, number_groups(meeting.switch_groups))
-    backend = ProcessGroupMCCL(runtime.engine, meeting.group_id, rank, members, planner, timeout, connect)
-    # Of each pair that is linked from the start the lower rank dials. That is on the first channel; links on further
-    # ones are made by the first op that is spread over several.
-    linked = linked_ranks(rank, size)
-    connect([(other, 0) for other in linked if other > rank])
-    deadline = time.monotonic() + config.connect_timeout_ms / 1000
-    for other in linked:
-        if other < rank:
-            for lane in lanes(size, channel=0):
-                runtime.await_connection(meeting.peers[other], lane, deadline)
-    return backend
+    connect_timeout = timedelta(milliseconds=config.connect_timeout_ms)
+    regroup = Regroup(meeting, rank, address=runtime.address, timeout=connect_timeout, make=make)
+    backend = ProcessGroupMCCL(runtime.engine, meeting.group_id, rank, members, planner, timeout, connect, regroup)
+    return backend, link
 
 
 def lanes(size: int, channel: int) -> list[int]:

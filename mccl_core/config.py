@@ -90,6 +90,12 @@ class CoreConfig(BaseModel):
         "torch's, 25.",
     )
     linger_ms: int = Field(1000, ge=0, description="Longest wait at exit for peers to take what was sent.")
+    heartbeat_interval_ms: int = Field(
+        5000,
+        ge=10,
+        le=3_600_000,
+        description="How often an idle connection carries a sign of life; a peer that is silent for three is lost.",
+    )
 
     transport: Literal["auto", "tcp"] = Field(
         "auto",
@@ -147,6 +153,7 @@ class CoreConfig(BaseModel):
             "eager_grant_nbytes",
             "socket_buffer_nbytes",
             "linger_ms",
+            "heartbeat_interval_ms",
         )
         return {name: getattr(self, name) for name in names}
 

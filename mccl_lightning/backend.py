@@ -1,6 +1,7 @@
 """What this layer asks of the backend, which is imported when first needed: Lightning loads without it."""
 
 import importlib
+import sys
 from typing import Any
 
 from torch import distributed
@@ -21,6 +22,16 @@ def require_backend() -> None:
 def name() -> str | None:
     """The backend of the default process group, None where there is none."""
     return distributed.get_backend() if distributed.is_initialized() else None
+
+
+def require_healthy() -> None:
+    """Returns where no group of this process that is on mccl is in error, the default one or another.
+
+    Raises:
+        torch.distributed.DistBackendError: one is, and has not been destroyed or shrunk.
+    """
+    if distributed.is_initialized() and "mccl_core._runtime" in sys.modules:
+        _core().require_healthy()
 
 
 def all_reduced() -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from mccl_lightning import backend
 from mccl_lightning.contract import CHECKPOINT_FILE, Checkpoint
 from mccl_lightning.drain import DrainWatch
 from mccl_lightning.events import EventWriter
@@ -67,14 +68,19 @@ class Handover:
             self._save(trainer, "final")
 
     def _save(self, trainer: Any, reason: Reason) -> None:
-        """Collective. A group in error raises at the first barrier, before anything is written."""
+        """Collective. A group in error raises, here or at the first barrier, before anything is written.
+
+        Its results are NaN at best: nobody shall go on from them.
+        """
         if trainer.fast_dev_run:
             return
         trainer.strategy.barrier("before a checkpoint")
+        backend.require_healthy()
         directory = self._directory(trainer)
         try:
             with _synchronous(trainer.strategy):
                 trainer.save_checkpoint(directory / CHECKPOINT_FILE)  # ends with a barrier
+            backend.require_healthy()
         except BaseException:
             if trainer.is_global_zero:
                 shutil.rmtree(directory, ignore_errors=True)

@@ -51,6 +51,7 @@ Options options() {
   o.credit_nbytes = 1 << 20;
   o.eager_grant_nbytes = 1 << 20;
   o.linger_ms = 2000;
+  o.heartbeat_interval_ms = 5000;
   return o;
 }
 

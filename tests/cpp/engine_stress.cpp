@@ -32,6 +32,7 @@ Options options(uint64_t credit_nbytes) {
   o.credit_nbytes = credit_nbytes;
   o.eager_grant_nbytes = 64 << 10;
   o.linger_ms = 2000;
+  o.heartbeat_interval_ms = 5000;
   return o;
 }
 

@@ -34,6 +34,7 @@ Options options() {
   o.credit_nbytes = kCredit_nbytes;
   o.eager_grant_nbytes = 64 << 10;
   o.linger_ms = 2000;
+  o.heartbeat_interval_ms = 5000;
   return o;
 }
 

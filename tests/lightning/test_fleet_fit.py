@@ -26,6 +26,12 @@ class Model(pl.LightningModule):
             raise RuntimeError("no more")
         if "--die" in sys.argv and self.global_step == 2 and self.global_rank == 1:
             os._exit(9)
+        if "--break-a-group" in sys.argv and self.global_step == 2:
+            self.group = torch.distributed.new_group()  # kept: a group that is destroyed is nobody's concern any more
+            try:
+                torch.distributed.all_reduce(torch.ones(1 + self.global_rank), group=self.group)
+            except torch.distributed.DistBackendError as error:
+                print("swallowed", error)
         return self.layer(batch[0]).pow(2).mean()
 
     def validation_step(self, batch, batch_idx):
@@ -108,6 +114,16 @@ def test_a_failing_fit_says_so_and_saves_nothing(script: Callable, run_fleet: Ca
 
 
 @pytest.mark.slow
+def test_a_group_in_error_saves_nothing(script: Callable, run_fleet: Callable, tmp_path: Path) -> None:
+    staging = tmp_path / "staging"
+    ranks = run_fleet(script(SCRIPT), "--break-a-group", world_size=2, staging_dir=str(staging))
+    for rank in ranks:
+        assert "swallowed mccl" in rank.output, rank.output
+        assert rank.returncode != 0 and "mismatch" in rank.of(Error)[0].message
+        assert not rank.of(Checkpoint)
+    assert not [path for path in staging.rglob("*") if path.is_file()]
+
+
 def test_a_peers_death_ends_the_others_and_saves_nothing(script: Callable, run_fleet: Callable, tmp_path: Path) -> None:
     staging = tmp_path / "staging"
     survivor, dead = run_fleet(script(SCRIPT), "--die", world_size=2, staging_dir=str(staging))

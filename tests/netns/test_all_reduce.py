@@ -69,9 +69,12 @@ def test_it_is_exact_where_packets_are_lost(network: Network) -> None:
 def lose_a_peer(rank: int, world: int) -> tuple[str, float]:
     """The error of an all-reduce that cannot end, and when it came."""
     dist.all_reduce(torch.ones(1))
+    tensor = contribution(rank, LARGE_NBYTES)
     with pytest.raises(dist.DistBackendError) as info:
-        dist.all_reduce(contribution(rank, LARGE_NBYTES))
-    return str(info.value), time.monotonic()
+        dist.all_reduce(tensor)
+    at = time.monotonic()
+    assert torch.isnan(tensor).all(), "half a sum must not look like a result"
+    return str(info.value), at
 
 
 def assert_named(outcome: Outcome, names: str) -> float:
@@ -108,7 +111,7 @@ def part_neighbours(network: Network) -> None:
 def test_a_broken_path_ends_the_all_reduce_on_all_ranks_with_its_timeout(
     network: Network, part: Callable[[Network], None]
 ) -> None:
-    # Nobody hears that a cable is out, and there are no heartbeats yet: the op's own timeout has to end it.
+    # Nobody hears that a cable is out, and three heartbeats take 15 s: the op's own timeout has to end it.
     host = network.hosts[2]
     before = host.sent_nbytes()
     with ranks_on(network.hosts, lose_a_peer, timeout_s=6) as ranks:

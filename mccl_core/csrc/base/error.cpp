@@ -16,6 +16,7 @@ const char* to_string(Code code) {
     case Code::kProtocol: return "protocol error";
     case Code::kUsage: return "usage error";
     case Code::kSystem: return "system error";
+    case Code::kExcluded: return "excluded";
   }
   return "error";
 }

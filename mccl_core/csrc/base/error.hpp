@@ -8,7 +8,17 @@
 
 namespace mccl {
 
-enum class Code : uint8_t { kPeerLost, kPeerLeft, kTimeout, kAborted, kMismatch, kProtocol, kUsage, kSystem };
+enum class Code : uint8_t {
+  kPeerLost,
+  kPeerLeft,
+  kTimeout,
+  kAborted,
+  kMismatch,
+  kProtocol,
+  kUsage,
+  kSystem,
+  kExcluded
+};
 
 const char* to_string(Code code);
 

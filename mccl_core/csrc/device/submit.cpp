@@ -28,6 +28,7 @@ TicketPtr submit(const std::shared_ptr<Engine>& engine, const std::shared_ptr<Gr
                  std::shared_ptr<void> owner, const PointToPoint* point_to_point) {
   const TicketPtr ticket = hand_off.begin(std::move(views), std::move(owner));
   op->ready = ticket == nullptr;
+  op->invalidates = ticket == nullptr;  // else below, after the kernels
   engine->submit(group, op, point_to_point);
   if (!ticket) return nullptr;
   try {

@@ -75,6 +75,13 @@ class Connection {
   bool lost = false;           // the socket is of no use any more
   PeerWaits* waits = nullptr;  // the process's, in the engine's metrics
 
+  // --- signs of life (heartbeat.cpp) ---
+  TimePoint sent_at = now_ns();   // when the kernel last took bytes
+  TimePoint heard_at = now_ns();  // when bytes last came
+  TimePoint beat_at = now_ns();   // when to see whether a heartbeat is due
+  int64_t peer_interval_ms = 0;   // the peer's own interval, once it has told
+  bool beat_queued = false;       // a heartbeat is among the control frames
+
   // --- transmit ---
   bool tx_busy = false;     // some thread is sending
   bool tx_queued = false;   // waits in the transmit thread's queue

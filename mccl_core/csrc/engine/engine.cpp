@@ -47,6 +47,9 @@ void Engine::add_connection(Fd socket, const ProcessId& process, int32_t lane, s
   by_process_[{process, lane}] = connection;
   for (const auto& [group_id, group] : groups_) attach(*group);
   channel.receive_poller.add(fd, reinterpret_cast<void*>(id), Interest::kRead);
+  queue_heartbeat(*connection);  // it tells the interval
+  next_deadline_ = now_ns();
+  channels_.front()->receive_poller.wake();
 }
 
 // A group holds its connections even after their end: what a peer sent before it left can still be received.
@@ -182,10 +185,13 @@ void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<O
     op->ticket = group->next_ticket++;
   }
   key.sequence = op->ticket;
+  op->key = key;
+  op->sends_message = point_to_point != nullptr && point_to_point->sends;
   group->in_flight.emplace(op->order, op);
   build_streams(*op, key);
-  if (op->deadline < next_deadline_) {
-    next_deadline_ = op->deadline;
+  begin_watch(*op);
+  if (op->ask_at < next_deadline_) {
+    next_deadline_ = op->ask_at;
     channels_.front()->receive_poller.wake();
   }
 
@@ -197,7 +203,7 @@ void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<O
   for (InStream* stream : op->in) {
     if (stream->announced && !matches(*stream)) return;  // the group has failed; the op tells
   }
-  if (!claims_all(*group, key, point_to_point)) return;
+  if (!claims_all(*group, key, point_to_point) || !matches_announced(*op)) return;
   if (op->ready) start(op, op->posted_at, lock);
 }
 
@@ -292,18 +298,20 @@ void Engine::completion_loop() {
 
 void Engine::complete(Completion& completion) {
   Operation& op = *completion.op;
-  if (op.finalizer) {
+  if (completion.settles) {
+    if (op.failure && op.invalidates) op.invalidate_result();
     try {
-      op.finalizer();
+      if (op.finalizer) op.finalizer();
     } catch (const std::exception& fault) {
       ErrorInfo info;
       info.code = Code::kSystem;
       info.op = to_string(op.fingerprint.kind);
       info.ticket = op.ticket;
       info.detail = std::string("the result could not be copied into the tensor: ") + fault.what();
-      op.failure = std::make_shared<const Error>(std::move(info));
+      if (!op.failure) op.failure = std::make_shared<const Error>(std::move(info));
     }
     op.finalizer = nullptr;
+    op.keep_alive.reset();
     completion.callbacks = op.settle();
   }
   for (const auto& callback : completion.callbacks) callback();

@@ -3,7 +3,8 @@
 // calls and reductions run outside it.
 //
 // Files: engine.cpp (life, groups, submission), metrics.cpp (counts), progress.cpp (gates, grants, consuming,
-// completing), transmit.cpp, receive.cpp, faults.cpp (errors, goodbyes, deadlines).
+// completing), transmit.cpp, receive.cpp, faults.cpp (errors, goodbyes, deadlines), heartbeat.cpp, waits.cpp (who waits
+// for whom), agreement.cpp (who leaves a group).
 #pragma once
 
 #include <atomic>
@@ -69,6 +70,19 @@ class Engine {
   // and nothing happens where the op is over already.
   void set_ready(const std::shared_ptr<Operation>& op);
 
+  // Ends the group on all ranks with this error. Idempotent.
+  void fail(const std::shared_ptr<Group>& group, ErrorInfo info);
+  // What a group of this process failed with, last; null where none has.
+  std::shared_ptr<const Error> last_failure() const;
+  // What the first group that is in error, and not destroyed yet, failed with.
+  std::shared_ptr<const Error> open_failure() const;
+
+  // Blocks until all who stay have agreed on who leaves the group: whom any of them names, and whoever is lost. All of
+  // them must call it. `connect` dials a rank; it may throw Error. Throws Error where this rank is the one to leave
+  // (kExcluded), or at the deadline.
+  Verdict agree(const std::shared_ptr<Group>& group, const RankSet& named, TimePoint deadline,
+                const std::function<void(int32_t)>& connect);
+
   Metrics::Snapshot metrics() const;
   void reset_metrics();
   uint64_t parked_nbytes() const;
@@ -119,6 +133,7 @@ class Engine {
   struct Completion {
     std::shared_ptr<Operation> op;
     std::vector<std::function<void()>> callbacks;  // which may refer to the op
+    bool settles = false;
   };
   // Completions run one after another. One that has not ended for a while may be waiting for the callback of another
   // op, which only a second thread can run: the next one starts beside it.
@@ -190,6 +205,44 @@ class Engine {
   void half_close_idle();
   TimePoint expire(TimePoint now);
   ErrorInfo describe_wait(const Operation& op) const;
+  void fail_mismatch(Group& group, const Operation& op, int32_t peer, const Fingerprint& theirs);
+  void end_group(Group& group, std::shared_ptr<const Error> error);
+  void name_op(const Group& group, ErrorInfo& info) const;
+
+  // --- heartbeat.cpp ---
+  void queue_heartbeat(Connection& connection);
+  TimePoint beat(TimePoint now);
+  void excuse(TimePoint late);
+  TimePoint check_silence(TimePoint now);
+  void blame_own_network(int64_t silence_ms);
+  static void on_heartbeat(Connection& connection, const FrameHeader& header);
+
+  // --- waits.cpp ---
+  static std::vector<Wait> direct_waits(const Operation& op);
+  static Wait follow(const Group& group, Wait wait);
+  static Wait culprit(const Operation& op);
+  static const Operation* waiting_op(const Group& group);
+  void tell(Group& group, int32_t to, const Operation* op, bool question);
+  void ask(Group& group, const Operation& op);
+  bool asked_lately(const Group& group) const;
+  void on_wait(Connection& connection, const FrameHeader& header);
+  bool compare_calls(Group& group, int32_t from, const FrameHeader& header);
+  bool matches_announced(Operation& op);
+  void on_over(Connection& connection, const FrameHeader& header);
+  bool fail_if_over(Operation& op);
+  void begin_watch(Operation& op) const;
+  TimePoint watch(TimePoint now);
+
+  // --- agreement.cpp ---
+  static void begin_round(Group& group, uint32_t round);
+  void say(Group& group, int32_t to, const std::string& payload);
+  void send_to_members(Group& group, const std::string& payload);
+  void cast_vote(Group& group);
+  void advance_agreement(Group& group, bool changed);
+  void decide(Group& group, Verdict verdict);
+  Error excluded_error(const Group& group) const;
+  void on_agree(Connection& connection, const FrameHeader& header, const std::byte* payload);
+  void keep_verdict(const Group& group);
 
   const Options options_;
   const PoolPtr pool_ = make_pool();
@@ -212,7 +265,10 @@ class Engine {
     std::vector<std::byte> payload;
   };
   std::unordered_map<uint64_t, std::vector<Notice>> notices_;
-  std::atomic<bool> abandoned_{false};  // a forked child: the threads do not exist here
+  std::shared_ptr<const Error> last_failure_;
+  std::condition_variable_any agreement_changed_;
+  std::unordered_map<uint64_t, std::string> verdicts_;  // of closed groups, as they are sent
+  std::atomic<bool> abandoned_{false};                  // a forked child: the threads do not exist here
   bool stopping_ = false;
 
   std::mutex completion_mutex_;

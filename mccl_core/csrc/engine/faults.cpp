@@ -19,7 +19,7 @@ constexpr const char* kMatchPlans =
 constexpr const char* kMatchCalls =
     "See that rank's log; all ranks must call the same collectives before they destroy the group";
 
-// Payload of an error frame: code, culprit's rank, then "host\0detail".
+// Payload of an error frame: code, culprit's rank, then "host\0detail\0advice". The header has the op and its ticket.
 std::string encode_error(const ErrorInfo& info) {
   std::string payload(1, static_cast<char>(info.code));
   const int32_t culprit = info.peer >= 0 ? info.peer : info.rank;
@@ -27,6 +27,8 @@ std::string encode_error(const ErrorInfo& info) {
   payload += info.peer_host;
   payload += '\0';
   payload += info.detail;
+  payload += '\0';
+  payload += info.advice;
   if (payload.size() > kMaxErrorNbytes) payload.resize(kMaxErrorNbytes);
   return payload;
 }
@@ -46,17 +48,20 @@ bool Engine::matches(InStream& stream) {
   Fingerprint expected = op.fingerprint;
   if (expected.kind == OpKind::kAllToAll) expected.nbytes = stream.nbytes;  // the block that this peer sends
   if (stream.fingerprint == expected) return true;
+  fail_mismatch(*op.group, op, stream.peer, stream.fingerprint);
+  return false;
+}
+
+void Engine::fail_mismatch(Group& group, const Operation& op, int32_t peer, const Fingerprint& theirs) {
   ErrorInfo info;
   info.code = Code::kMismatch;
   info.op = to_string(op.fingerprint.kind);
   info.ticket = op.ticket;
-  info.peer = stream.peer;
-  info.peer_host = stream.connection->host;
-  info.detail = "called " + stream.fingerprint.describe() + " where rank " + std::to_string(op.group->rank) +
-                " called " + op.fingerprint.describe();
-  info.advice = match_advice(stream.fingerprint, expected);
-  fail_group(*op.group, std::move(info));
-  return false;
+  info.peer = peer;
+  info.detail = "called " + theirs.describe() + " where rank " + std::to_string(group.rank) + " called " +
+                op.fingerprint.describe();
+  info.advice = match_advice(theirs, op.fingerprint);
+  fail_group(group, std::move(info));
 }
 
 void Engine::fail_unexpected(Group& group, const Connection& connection, const StreamKey& key,
@@ -65,9 +70,7 @@ void Engine::fail_unexpected(Group& group, const Connection& connection, const S
   info.code = Code::kMismatch;
   info.op = to_string(fingerprint.kind);
   info.ticket = key.sequence;
-  for (size_t rank = 0; rank < group.members.size(); ++rank) {
-    if (group.members[rank].process == connection.process) info.peer = static_cast<int32_t>(rank);
-  }
+  info.peer = group.rank_of(connection.process);
   const std::string here = " where rank " + std::to_string(group.rank);
   info.detail = "sends " + fingerprint.describe() + here + " expects nothing from it";
   info.advice = "Calls, sizes and splits must agree between all pairs of ranks";
@@ -130,20 +133,58 @@ void Engine::fail_group(Group& group, ErrorInfo info) {
   info.rank = group.rank;
   if (info.peer >= 0 && info.peer_host.empty()) info.peer_host = group.members[static_cast<size_t>(info.peer)].host;
   if (info.advice.empty()) info.advice = std::string(info.code == Code::kPeerLost ? kDied : "") + kRestart;
+  name_op(group, info);
   fail_group(group, std::make_shared<const Error>(std::move(info)));
+}
+
+void Engine::fail(const std::shared_ptr<Group>& group, ErrorInfo info) {
+  if (abandoned_) return;
+  Lock lock(*this);
+  if (!group->closed) fail_group(*group, std::move(info));
+}
+
+std::shared_ptr<const Error> Engine::last_failure() const {
+  const std::lock_guard guard(mutex_);
+  return last_failure_;
+}
+
+std::shared_ptr<const Error> Engine::open_failure() const {
+  const std::lock_guard guard(mutex_);
+  for (const auto& [id, group] : groups_) {
+    if (group->failure) return group->failure;
+  }
+  return nullptr;
+}
+
+// An error that came between two messages of no op in particular ends the oldest one.
+void Engine::name_op(const Group& group, ErrorInfo& info) const {
+  if (!info.op.empty() || group.in_flight.empty()) return;
+  const Operation& op = *group.in_flight.begin()->second;
+  info.op = to_string(op.fingerprint.kind);
+  info.ticket = op.ticket;
 }
 
 // Idempotent: the first error is the one that all see, and it is passed on once.
 void Engine::fail_group(Group& group, std::shared_ptr<const Error> error) {
   if (group.failure) return;
-  group.failure = error;
   ControlFrame notice;
   notice.header.type = FrameType::kError;
   notice.header.key.group = group.id;
+  if (error->info().ticket != 0) {
+    notice.header.key.sequence = error->info().ticket;
+    notice.header.fingerprint.kind = kind_of(error->info().op);
+  }
   notice.payload = encode_error(error->info());
   for (const Link& link : group.links) {  // on all channels: each must have it before its end
     if (link.send && !link.left()) queue_control(*link.send, notice);
   }
+  end_group(group, std::move(error));
+}
+
+// On this rank alone.
+void Engine::end_group(Group& group, std::shared_ptr<const Error> error) {
+  group.failure = error;
+  last_failure_ = error;
   const auto in_flight = group.in_flight;
   for (const auto& [order, op] : in_flight) fail_operation(op, error);
   purge(group.id);
@@ -173,8 +214,7 @@ void Engine::close_group(const std::shared_ptr<Group>& group, std::shared_ptr<co
   Lock lock(*this);
   if (group->closed) return;
   if (error) fail_group(*group, std::move(error));
-  const bool healthy = !group->failure;
-  if (healthy) {
+  if (!group->failure) {
     ErrorInfo info;
     info.code = Code::kAborted;
     info.rank = group->rank;
@@ -183,14 +223,16 @@ void Engine::close_group(const std::shared_ptr<Group>& group, std::shared_ptr<co
     const auto aborted = std::make_shared<const Error>(std::move(info));
     const auto in_flight = group->in_flight;
     for (const auto& [order, op] : in_flight) fail_operation(op, aborted);
-    for (const Link& link : group->links) {
-      ControlFrame goodbye;
-      goodbye.header.type = FrameType::kGoodbye;
-      goodbye.header.key.group = group->id;
-      if (link.send) queue_control(*link.send, goodbye);
-      if (link.receive && link.receive != link.send) queue_control(*link.receive, goodbye);
-    }
   }
+  // After an error, too: those who shrink the group do not wait for this rank.
+  for (const Link& link : group->links) {
+    ControlFrame goodbye;
+    goodbye.header.type = FrameType::kGoodbye;
+    goodbye.header.key.group = group->id;
+    if (link.send) queue_control(*link.send, goodbye);
+    if (link.receive && link.receive != link.send) queue_control(*link.receive, goodbye);
+  }
+  keep_verdict(*group);
   purge(group->id);
   group->closed = true;
   groups_.erase(group->id);
@@ -232,9 +274,11 @@ Error Engine::peer_left(const Group& group, const Operation& op, int32_t peer) {
 // A peer may leave a group, or see it fail, before this process has made it.
 void Engine::keep_notice(Connection& connection, const FrameHeader& header, const std::byte* payload) {
   constexpr size_t kMostGroups = 1024;
+  constexpr size_t kMostNotices = 65536;
   const auto found = connections_.find(connection.id);
   if (closed_groups_.contains(header.key.group) || found == connections_.end() || notices_.size() >= kMostGroups)
     return;
+  if (notices_[header.key.group].size() >= kMostNotices) return;
   notices_[header.key.group].push_back({found->second, header, {payload, payload + header.payload_nbytes}});
 }
 
@@ -246,6 +290,8 @@ void Engine::replay_notices(uint64_t group) {
   for (const Notice& notice : notices) {
     if (notice.header.type == FrameType::kGoodbye) {
       on_goodbye(*notice.connection, notice.header);
+    } else if (notice.header.type == FrameType::kAgree) {
+      on_agree(*notice.connection, notice.header, notice.payload.data());
     } else {
       on_error_frame(*notice.connection, notice.header, notice.payload.data());
     }
@@ -271,9 +317,10 @@ void Engine::on_goodbye(Connection& connection, const FrameHeader& header) {
       const auto departed = departed_peers(*op);
       if (departed.empty()) continue;
       fail_group(group, std::make_shared<const Error>(peer_left(group, *op, departed.front())));
-      return;
+      break;
     }
   }
+  advance_agreement(group, false);
 }
 
 void Engine::on_error_frame(Connection& connection, const FrameHeader& header, const std::byte* payload) {
@@ -285,7 +332,7 @@ void Engine::on_error_frame(Connection& connection, const FrameHeader& header, c
   }
   Group& group = *found->second;
   ErrorInfo info;
-  info.code = static_cast<Code>(std::min(static_cast<uint8_t>(payload[0]), static_cast<uint8_t>(Code::kSystem)));
+  info.code = static_cast<Code>(std::min(static_cast<uint8_t>(payload[0]), static_cast<uint8_t>(Code::kExcluded)));
   int32_t culprit;
   std::memcpy(&culprit, payload + 1, sizeof culprit);
   info.peer = culprit >= 0 && culprit < group.world() ? culprit : -1;
@@ -293,13 +340,16 @@ void Engine::on_error_frame(Connection& connection, const FrameHeader& header, c
                          header.payload_nbytes - 1 - sizeof culprit);
   const size_t split = std::min(text.find('\0'), text.size());
   info.peer_host = text.substr(0, split);
-  info.detail = split < text.size() ? text.substr(split + 1) : "";
-  for (size_t rank = 0; rank < group.members.size(); ++rank) {
-    if (group.members[rank].process == connection.process && static_cast<int32_t>(rank) != info.peer &&
-        info.detail.find("(reported by") == std::string::npos) {
-      info.detail += " (reported by rank " + std::to_string(rank) + ")";
-      break;
-    }
+  const size_t second = std::min(text.find('\0', split + 1), text.size());
+  info.detail = split < text.size() ? text.substr(split + 1, second - split - 1) : "";
+  info.advice = second < text.size() ? text.substr(second + 1) : "";
+  if (header.key.sequence != 0) {
+    info.op = to_string(header.fingerprint.kind);
+    info.ticket = header.key.sequence;
+  }
+  const int32_t from = group.rank_of(connection.process);
+  if (from != info.peer && info.detail.find("(reported by") == std::string::npos) {
+    info.detail += " (reported by rank " + std::to_string(from) + ")";
   }
   fail_group(group, std::move(info));
 }
@@ -332,6 +382,7 @@ void Engine::connection_lost(const ConnectionPtr& connection, std::string detail
       info.sys_errno = sys_errno;
       fail_group(*group, std::move(info));
     }
+    advance_agreement(*group, false);
   }
   shut_down(connection->fd.get());
 }
@@ -359,21 +410,19 @@ ErrorInfo Engine::describe_wait(const Operation& op) const {
         std::string(kRestart);
     return info;
   }
-  for (const InStream* stream : op.in) {
-    if (stream->cursor < stream->steps.size()) {
-      info.peer = stream->peer;
-      info.detail = stream->announced ? "has not sent all its data in time" : "has not joined this op in time";
-      break;
-    }
+  const std::vector<Wait> waits = direct_waits(op);
+  const Wait wait = culprit(op);
+  info.peer = wait.rank;
+  switch (wait.reason) {
+    case WaitReason::kNotJoined: info.detail = "has not joined this op in time"; break;
+    case WaitReason::kNotSent: info.detail = "has not sent all its data in time"; break;
+    case WaitReason::kNotTaken: info.detail = "has not taken the data in time"; break;
+    case WaitReason::kNotReady: info.detail = "has not computed this op's tensor in time"; break;
+    case WaitReason::kCount: break;
   }
-  if (info.peer < 0) {
-    for (const auto& stream : op.out) {
-      if (stream->cursor < stream->steps.size()) {
-        info.peer = stream->peer;
-        info.detail = "has not taken the data in time";
-        break;
-      }
-    }
+  const auto direct = [&](const Wait& own) { return own.rank == wait.rank; };
+  if (!waits.empty() && std::ranges::none_of(waits, direct)) {
+    info.detail += "; rank " + std::to_string(waits.front().rank) + " waits for it in turn";
   }
   info.advice = "See that rank's log; for slow work raise the timeout of init_process_group or new_group. " +
                 std::string(kRestart);
@@ -387,7 +436,7 @@ TimePoint Engine::expire(TimePoint now) {
   for (const auto& [id, group] : groups) {
     for (const auto& [order, op] : group->in_flight) {
       if (op->deadline <= now) {
-        fail_group(*group, describe_wait(*op));
+        if (!fail_if_over(*op)) fail_group(*group, describe_wait(*op));
         break;
       }
       next = std::min(next, op->deadline);

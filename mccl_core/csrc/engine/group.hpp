@@ -9,9 +9,11 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/agreement.hpp"
 #include "engine/channel.hpp"
 #include "engine/metrics.hpp"
 #include "engine/operation.hpp"
+#include "engine/waits.hpp"
 
 namespace mccl {
 
@@ -40,13 +42,22 @@ class Group {
         rank(rank),
         members(std::move(members)),
         channels(channels),
-        links(this->members.size() * static_cast<size_t>(channels)) {}
+        links(this->members.size() * static_cast<size_t>(channels)),
+        reports(this->members.size()) {}
 
   const uint64_t id;
   const int32_t rank;
   const std::vector<MemberInfo> members;
   const int32_t channels;  // that its ops may use; those after the first are connected when first needed
   int32_t world() const { return static_cast<int32_t>(members.size()); }
+
+  // -1 for a process that is no member.
+  int32_t rank_of(const ProcessId& process) const {
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (members[i].process == process) return static_cast<int32_t>(i);
+    }
+    return -1;
+  }
 
   int32_t lanes() const { return world() == 2 ? 2 : 1; }
   // A channel's first lane carries what the process with the lower id sends.
@@ -68,6 +79,15 @@ class Group {
   std::map<uint64_t, std::shared_ptr<Operation>> in_flight;  // by order
   std::shared_ptr<const Error> failure;
   bool closed = false;
+
+  // --- who waits for whom (waits.cpp) ---
+  std::vector<WaitReport> reports;            // by rank
+  std::map<uint64_t, AnnouncedOp> announced;  // by ticket: what others have posted and this rank has not yet
+  TimePoint asked_at = 0;                     // when this rank last asked all
+  Wait told;                                  // what they were told
+  int updates_left = 0;                       // until it asks again
+
+  Agreement agreement;
 
  private:
   bool sends_on_second(int32_t to) const {

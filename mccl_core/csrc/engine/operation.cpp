@@ -13,8 +13,18 @@ bool is_floating_point(DType dtype) {
 }
 }  // namespace
 
+Operation::Operation(Fingerprint fingerprint, Schedule schedule, Buffers buffers)
+    : fingerprint(fingerprint), steps(std::move(schedule.steps)), buffers(std::move(buffers)), states(steps.size()) {
+  if (is_floating_point(fingerprint.dtype)) nan_byte = std::byte{0xFF};
+}
+
 bool Operation::wait(int64_t timeout_ms) {
   std::unique_lock lock(mutex_);
+  struct Waiter {
+    std::atomic<int>& count;
+    explicit Waiter(std::atomic<int>& count) : count(count) { ++count; }
+    ~Waiter() { --count; }
+  } waiter(waiters_);
   const auto settled = [&] { return state_ != OpState::kInFlight; };
   if (timeout_ms < 0 || timeout_ms > kLongest_ms) {
     settled_.wait(lock, settled);
@@ -54,15 +64,9 @@ void Operation::copy_own_blocks() const {
 }
 
 void Operation::invalidate_result() const {
-  if (!is_floating_point(fingerprint.dtype)) return;
-  for (const Step& step : steps) {
-    Range left = step.recv;
-    while (step.recv_peer >= 0 && left.nbytes > 0) {
-      const Buffer part = buffers.front(left);
-      std::memset(part.data, 0xFF, part.nbytes);  // all ones are a NaN in every one of these formats
-      left.offset += part.nbytes;
-      left.nbytes -= part.nbytes;
-    }
+  if (!nan_byte) return;
+  for (const Buffer& result : results) {
+    if (result.nbytes > 0) std::memset(result.data, std::to_integer<int>(*nan_byte), result.nbytes);
   }
 }
 

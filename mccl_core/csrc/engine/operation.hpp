@@ -1,12 +1,14 @@
 // One op in flight: its schedule, how far each step is, and how a caller waits for it.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <memory_resource>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -37,6 +39,7 @@ struct OutStream {
   uint64_t granted = 0;    // stream offset up to which the peer wants the bytes
   bool requested = false;  // a grant was asked for at this offset
   bool queued = false;     // in the connection's ready list
+  bool peer_over = false;  // the peer's part of the op is over
 };
 
 // Payload that came before it could be used. One block a frame, allocated whole, filled as bytes arrive.
@@ -66,8 +69,9 @@ struct InStream {
   uint64_t granted = 0;  // stream offset that the sender was told
   uint64_t nbytes = 0;   // all bytes of the stream, once posted
   bool requested = false;
-  bool draining = false;  // a thread is taking parked bytes into the op
-  bool busy = false;      // a thread is reading parked or arriving bytes into the op, outside the lock
+  bool draining = false;   // a thread is taking parked bytes into the op
+  bool peer_over = false;  // the peer's part of the op is over
+  bool busy = false;       // a thread is reading parked or arriving bytes into the op, outside the lock
   std::pmr::deque<Parked> parked;
 };
 
@@ -80,14 +84,15 @@ enum class OpState : uint8_t { kInFlight, kDone, kFailed };
 
 class Operation : public std::enable_shared_from_this<Operation> {
  public:
-  Operation(Fingerprint fingerprint, Schedule schedule, Buffers buffers)
-      : fingerprint(fingerprint), steps(std::move(schedule.steps)), buffers(std::move(buffers)), states(steps.size()) {}
+  Operation(Fingerprint fingerprint, Schedule schedule, Buffers buffers);
 
   // --- for callers; any thread ---
 
   // Blocks until the op has settled or the timeout has passed (negative: none). Returns false on timeout; throws
   // Error where the op failed. The op itself goes on after a timeout of the wait.
   bool wait(int64_t timeout_ms);
+  // Whether a thread is in wait() now.
+  bool awaited() const { return waiters_ > 0; }
   OpState state() const;
   // What made it fail; null otherwise.
   std::shared_ptr<const Error> error() const;
@@ -96,8 +101,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   // Copies `own_blocks`. On the thread that submits the op or makes it ready.
   void copy_own_blocks() const;
-  // Fills what would have been received with NaN, if it is floating-point: for a failed op whose reader does not see
-  // the error. Only once the op has settled.
+  // Fills the result with NaN, if it is floating-point: nobody shall take what a failed op has left for a result. Only
+  // once no thread of the engine uses the buffers.
   void invalidate_result() const;
 
   // --- set before submission ---
@@ -113,8 +118,13 @@ class Operation : public std::enable_shared_from_this<Operation> {
   std::function<void()> finalizer;
   // What stays on this rank: copied, in this order, once the op is ready. Both sides of a pair have the same size.
   std::vector<std::pair<Buffer, Buffer>> own_blocks;  // from, to
-  std::shared_ptr<void> keep_alive;                   // owners of the caller's buffers
-  std::shared_ptr<std::byte[]> workspace;             // memory of the op's own that is among its buffers
+  // Owners of the caller's buffers. They may end on a thread of the engine, under its lock: they must wait for nobody.
+  std::shared_ptr<void> keep_alive;
+  std::vector<Buffer> results;        // what the caller reads afterwards
+  std::optional<std::byte> nan_byte;  // an element of nothing but these is NaN; none: no such element
+  // A failed op is invalidated before it settles; false where a device may still write its buffers.
+  bool invalidates = true;
+  std::shared_ptr<std::byte[]> workspace;  // memory of the op's own that is among its buffers
   // False while kernels on a device are still to write the buffers: the op takes its place in the group's order, but
   // nothing reads or writes the buffers before Engine::set_ready. Under the engine's lock from submission on.
   bool ready = true;
@@ -136,6 +146,12 @@ class Operation : public std::enable_shared_from_this<Operation> {
   TimePoint started_at = 0;
   TimePoint waited_until = 0;
   bool queued = false;
+  // --- waits.cpp ---
+  TimePoint ask_at = kNever;    // so long before the deadline that the answers come in time
+  TimePoint watch_at = 0;       // when to see whether it has moved
+  uint64_t watched_nbytes = 0;  // todo_nbytes then
+  StreamKey key;
+  bool sends_message = false;  // point-to-point: it is the sender's
 
  private:
   friend class Engine;
@@ -145,6 +161,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   mutable std::mutex mutex_;
   std::condition_variable settled_;
   OpState state_ = OpState::kInFlight;
+  std::atomic<int> waiters_{0};
   std::vector<std::function<void()>> callbacks_;
 };
 

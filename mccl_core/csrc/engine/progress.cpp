@@ -215,11 +215,12 @@ void Engine::unpin(const std::shared_ptr<Operation>& op) {
 
 // The one place where an op ends, for its waiters, its future and its callbacks.
 void Engine::settle(const std::shared_ptr<Operation>& op) {
-  if (op->keep_alive) trash_.push_back(std::move(op->keep_alive));
-  if (op->finalizer && !op->failure) {
-    enqueue_completion({op, {}});
+  // What takes time, on a thread of its own: a result that is copied back, or one that must not be taken for one.
+  if (op->failure ? op->invalidates : op->finalizer != nullptr) {
+    enqueue_completion({op, {}, true});
     return;
   }
+  op->keep_alive.reset();  // its end takes no lock but its own (Operation::keep_alive)
   if (op->finalizer) trash_.push_back(std::make_shared<std::function<void()>>(std::move(op->finalizer)));
   auto callbacks = op->settle();
   if (!callbacks.empty()) enqueue_completion({op, std::move(callbacks)});

@@ -133,6 +133,7 @@ bool Engine::receive(Connection& connection) {
     const int error = errno;
     lock.lock();
     const uint64_t got = n > 0 ? static_cast<uint64_t>(n) : 0;
+    if (n > 0) connection.heard_at = now_ns();
     connection.end += got - finish_target(connection, target, got, lock);
     if (n == 0 || (n < 0 && error != EAGAIN && error != EWOULDBLOCK)) {
       const auto found = connections_.find(connection.id);
@@ -162,11 +163,15 @@ void Engine::parse(Connection& connection, Lock& lock) {
     if (connection.left_nbytes == 0) {
       if (available < kHeaderNbytes) return;
       connection.header = decode(data);
-      if (connection.header.type == FrameType::kError) {
+      const FrameType type = connection.header.type;
+      if (type == FrameType::kError || type == FrameType::kAgree) {
         const size_t whole = kHeaderNbytes + connection.header.payload_nbytes;
         if (available < whole) return;
         connection.begin += whole;
-        on_error_frame(connection, connection.header, data + kHeaderNbytes);
+        if (type == FrameType::kError) on_error_frame(connection, connection.header, data + kHeaderNbytes);
+        if (type == FrameType::kAgree && whole > kHeaderNbytes) {
+          on_agree(connection, connection.header, data + kHeaderNbytes);
+        }
         continue;
       }
       connection.begin += kHeaderNbytes;
@@ -219,8 +224,12 @@ void Engine::on_header(Connection& connection, Lock& lock) {
       break;
     }
     case FrameType::kGoodbye: on_goodbye(connection, header); break;
+    case FrameType::kHeartbeat: on_heartbeat(connection, header); break;
+    case FrameType::kWait: on_wait(connection, header); break;
+    case FrameType::kOver: on_over(connection, header); break;
     case FrameType::kCredit:
-    case FrameType::kError: break;
+    case FrameType::kError:
+    case FrameType::kAgree: break;
   }
 }
 
@@ -331,7 +340,10 @@ void Engine::receive_loop(Channel& channel) {
     const TimePoint now = now_ns();
     if (now >= wake_at) {
       Lock lock(*this);
-      next_deadline_ = expire(now);
+      excuse(now - wake_at);
+      next_deadline_ = std::min({expire(now), watch(now), beat(now)});
+      // Where more than one batch of sockets was readable, some of the silent may just not have been read.
+      next_deadline_ = std::min(next_deadline_, count < events.size() ? check_silence(now) : now);
     }
   }
 }

@@ -122,6 +122,7 @@ bool Engine::next_frame(Connection& connection) {
       ControlFrame control = std::move(connection.control.front());
       connection.control.pop_front();
       if (control.header.type == FrameType::kCredit) connection.credit_queued = false;
+      if (control.header.type == FrameType::kHeartbeat) connection.beat_queued = false;
       control.header.payload_nbytes = static_cast<uint32_t>(control.payload.size());
       control.header.credit_nbytes = static_cast<uint32_t>(std::exchange(connection.owed_nbytes, 0));
       const size_t at = frame.head.size();
@@ -169,6 +170,7 @@ bool Engine::transmit(Connection& connection, uint64_t budget_nbytes, Lock& lock
     lock.lock();
     if (n >= 0) {
       budget_nbytes -= std::min<uint64_t>(budget_nbytes, static_cast<uint64_t>(n));
+      if (n > 0) connection.sent_at = now_ns();
       frame_sent(connection, static_cast<uint64_t>(n), lock);
     }
     if ((n < 0 || connection.lost) && op && !op->finished && frame.op == op &&

@@ -17,6 +17,11 @@ OperationPtr make(Fingerprint fingerprint, uint64_t nbytes, Schedule schedule, s
   return op;
 }
 
+OperationPtr with_results(OperationPtr op, std::vector<Buffer> results) {
+  op->results = std::move(results);
+  return op;
+}
+
 OperationPtr make_reduction(Member me, Fingerprint fingerprint, uint64_t nbytes, Schedule schedule,
                             std::vector<Buffer> buffers) {
   auto op = make(fingerprint, nbytes, std::move(schedule), std::move(buffers));
@@ -74,23 +79,30 @@ OperationPtr all_reduce(const Planner& planner, Member me, std::vector<Buffer> d
   for (const Buffer& buffer : data) n += buffer.nbytes;
   const Plan plan = planner.plan(OpKind::kAllReduce, me.world, n);
   Schedule schedule = planner.all_reduce(plan, me, n, element_nbytes(elements.dtype));
-  return make_reduction(me, fingerprint_of(OpKind::kAllReduce, elements, n, plan), n, std::move(schedule),
-                        std::move(data));
+  std::vector<Buffer> results = data;
+  return with_results(make_reduction(me, fingerprint_of(OpKind::kAllReduce, elements, n, plan), n, std::move(schedule),
+                                     std::move(data)),
+                      std::move(results));
 }
 
 OperationPtr broadcast(Member me, int32_t root, Buffer data, DType dtype) {
   check_root(me, root, "broadcast");
   Schedule schedule;
   if (me.world > 1) schedule = binomial_broadcast(me, root, data.nbytes);
-  return make({OpKind::kBroadcast, ReduceOp::kSum, dtype, root, data.nbytes}, data.nbytes, std::move(schedule), {data});
+  auto op =
+      make({OpKind::kBroadcast, ReduceOp::kSum, dtype, root, data.nbytes}, data.nbytes, std::move(schedule), {data});
+  if (me.rank != root) op->results = {data};
+  return op;
 }
 
 OperationPtr reduce(Member me, int32_t root, Buffer data, Elements elements) {
   check_root(me, root, "reduce");
   Schedule schedule;
   if (me.world > 1) schedule = binomial_reduce(me, root, data.nbytes);
-  return make_reduction(me, {OpKind::kReduce, elements.op, elements.dtype, root, data.nbytes}, data.nbytes,
-                        std::move(schedule), {data});
+  auto op = make_reduction(me, {OpKind::kReduce, elements.op, elements.dtype, root, data.nbytes}, data.nbytes,
+                           std::move(schedule), {data});
+  if (me.rank == root) op->results = {data};
+  return op;
 }
 
 OperationPtr all_gather(const Planner& planner, Member me, Buffer input, std::vector<Buffer> outputs, DType dtype) {
@@ -109,6 +121,7 @@ OperationPtr all_gather(const Planner& planner, Member me, Buffer input, std::ve
   auto op = make(fingerprint_of(OpKind::kAllGather, {dtype}, input.nbytes, plan), input.nbytes,
                  merge_channels(std::move(parts)), std::move(buffers));
   op->own_blocks = {{input, own}};
+  op->results = std::move(outputs);
   return op;
 }
 
@@ -127,7 +140,8 @@ OperationPtr reduce_scatter(const Planner& planner, Member me, std::vector<Buffe
       append_parts(buffers, inputs, part);
       append_parts(buffers, {output}, part);
     }
-    return make_reduction(me, fingerprint, output.nbytes, merge_channels(std::move(parts)), std::move(buffers));
+    return with_results(
+        make_reduction(me, fingerprint, output.nbytes, merge_channels(std::move(parts)), std::move(buffers)), {output});
   }
   if (plan.algorithm == Algorithm::kOnlyOne) {
     auto op = make_reduction(me, fingerprint, output.nbytes, {}, {output});
@@ -145,6 +159,7 @@ OperationPtr reduce_scatter(const Planner& planner, Member me, std::vector<Buffe
   }
   copies.emplace_back(inputs[own], output);  // last, since the output may be one of the inputs
   auto op = make_reduction(me, fingerprint, n, circulant_reduce_scatter(me, n), std::move(blocks));
+  op->results = {output};
   op->own_blocks = std::move(copies);
   op->workspace = std::move(workspace);
   return op;
@@ -157,9 +172,11 @@ OperationPtr gather(Member me, int32_t root, Buffer input, std::vector<Buffer> o
     check_blocks(me, outputs, input.nbytes, "gather");
     own_blocks = {{input, outputs[static_cast<size_t>(root)]}};
   }
+  std::vector<Buffer> results = outputs;  // none but at the root
   std::vector<Buffer> buffers = me.rank == root ? std::move(outputs) : std::vector<Buffer>{input};
   auto op = make({OpKind::kGather, ReduceOp::kSum, dtype, root, input.nbytes}, input.nbytes,
                  direct_gather(me, root, input.nbytes), std::move(buffers));
+  op->results = std::move(results);
   op->own_blocks = std::move(own_blocks);
   return op;
 }
@@ -174,6 +191,7 @@ OperationPtr scatter(Member me, int32_t root, std::vector<Buffer> inputs, Buffer
   std::vector<Buffer> buffers = me.rank == root ? std::move(inputs) : std::vector<Buffer>{output};
   auto op = make({OpKind::kScatter, ReduceOp::kSum, dtype, root, output.nbytes}, output.nbytes,
                  direct_scatter(me, root, output.nbytes), std::move(buffers));
+  op->results = {output};
   op->own_blocks = std::move(own_blocks);
   return op;
 }
@@ -201,6 +219,7 @@ OperationPtr all_to_all(Member me, std::vector<Buffer> inputs, std::vector<Buffe
   buffers.insert(buffers.end(), outputs.begin(), outputs.end());
   auto op = make({OpKind::kAllToAll, ReduceOp::kSum, dtype, -1, 0}, total, std::move(schedule), std::move(buffers));
   op->own_blocks = std::move(own_blocks);
+  op->results = std::move(outputs);
   return op;
 }
 
@@ -224,8 +243,9 @@ OperationPtr receive(Member me, int32_t from, Buffer data, DType dtype) {
     set_copy(step, from, {0, data.nbytes});
     schedule.steps.push_back(step);
   }
-  return make({OpKind::kPointToPoint, ReduceOp::kSum, dtype, -1, data.nbytes}, data.nbytes, std::move(schedule),
-              {data});
+  return with_results(
+      make({OpKind::kPointToPoint, ReduceOp::kSum, dtype, -1, data.nbytes}, data.nbytes, std::move(schedule), {data}),
+      {data});
 }
 
 }  // namespace mccl

@@ -35,6 +35,7 @@ Options options_from(const py::dict& values) {
   options.eager_grant_nbytes = take<uint64_t>(values, "eager_grant_nbytes");
   options.socket_buffer_nbytes = take<uint64_t>(values, "socket_buffer_nbytes");
   options.linger_ms = take<int64_t>(values, "linger_ms");
+  options.heartbeat_interval_ms = take<int64_t>(values, "heartbeat_interval_ms");
   return options;
 }
 
@@ -103,6 +104,29 @@ py::dict metrics_of(const Engine& engine) {
   return result;
 }
 
+template <class F>
+auto without_gil(const F& function) {
+  py::gil_scoped_release free_gil;
+  return function();
+}
+
+py::object fields_of(const std::shared_ptr<const mccl::Error>& error) {
+  if (!error) return py::none();
+  const mccl::ErrorInfo& info = error->info();
+  py::dict fields;
+  fields["kind"] = mccl::to_string(info.code);
+  fields["op"] = info.op;
+  fields["ticket"] = info.ticket;
+  fields["rank"] = info.rank;
+  fields["peer"] = info.peer;
+  fields["peer_host"] = info.peer_host;
+  fields["errno"] = info.sys_errno;
+  fields["detail"] = info.detail;
+  fields["advice"] = info.advice;
+  fields["message"] = error->what();
+  return fields;
+}
+
 // Nothing here waits for the engine with Python's interpreter lock held.
 void bind_engine(py::module_& m) {
   const auto free_gil = py::call_guard<py::gil_scoped_release>();
@@ -128,6 +152,10 @@ void bind_engine(py::module_& m) {
       .def("metrics", &metrics_of)
       .def("reset_metrics", &Engine::reset_metrics, free_gil)
       .def("parked_nbytes", &Engine::parked_nbytes, free_gil)
+      .def("last_failure",
+           [](const Engine& engine) { return fields_of(without_gil([&] { return engine.last_failure(); })); })
+      .def("open_failure",
+           [](const Engine& engine) { return fields_of(without_gil([&] { return engine.open_failure(); })); })
       .def("shutdown", &Engine::shutdown, free_gil)
       .def("close_descriptors_in_child", [](const std::shared_ptr<Engine>& engine) {
         engine->close_descriptors_in_child();
@@ -137,28 +165,47 @@ void bind_engine(py::module_& m) {
       });
 }
 
+// Destroyed with the interpreter lock held, whichever thread drops the group.
+std::shared_ptr<py::function> hold(py::function function) {
+  return {new py::function(std::move(function)), [](py::function* f) {
+            py::gil_scoped_acquire gil;
+            delete f;
+          }};
+}
+
+[[noreturn]] void throw_unreachable(int32_t peer, const std::string& text) {
+  mccl::ErrorInfo info;
+  info.code = mccl::Code::kPeerLost;
+  info.peer = peer;
+  constexpr std::string_view kPrefix = "mccl: ";
+  info.detail = "cannot be reached: " + (text.starts_with(kPrefix) ? text.substr(kPrefix.size()) : text);
+  throw mccl::Error(std::move(info));
+}
+
 c10::intrusive_ptr<ProcessGroupMCCL> make_group(const std::shared_ptr<Engine>& engine, uint64_t id, int32_t rank,
                                                 const std::vector<std::pair<py::bytes, std::string>>& members,
                                                 const py::dict& planner_values, std::chrono::milliseconds timeout,
-                                                py::function connect) {
+                                                py::function connect, py::function regroup) {
   std::vector<MemberInfo> infos;
   for (const auto& [process, host] : members) infos.push_back({std::string(process), host});
-  // Destroyed with the GIL held, whichever thread drops the group.
-  const std::shared_ptr<py::function> held(new py::function(std::move(connect)), [](py::function* f) {
-    py::gil_scoped_acquire gil;
-    delete f;
-  });
-  auto connector = [held](const std::vector<Engine::Missing>& links) {
-    py::gil_scoped_acquire gil;
-    py::list pairs;
-    for (const auto& [peer, channel] : links) pairs.append(py::make_tuple(peer, channel));
-    (*held)(pairs);
+  auto connector = [held = hold(std::move(connect))](int32_t peer, int32_t channel) {
+    const py::gil_scoped_acquire gil;
+    try {
+      (*held)(peer, channel);
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_RuntimeError)) throw;  // DistBackendError is one
+      throw_unreachable(peer, py::str(error.value()));
+    }
+  };
+  auto regrouper = [held = hold(std::move(regroup))](const std::vector<int32_t>& excluded, bool agreed) {
+    const py::gil_scoped_acquire gil;
+    return (*held)(excluded, agreed).cast<c10::intrusive_ptr<c10d::Backend>>();
   };
   mccl::Planner planner = planner_from(planner_values);
   py::gil_scoped_release free_gil;
   auto group = engine->create_group(id, rank, std::move(infos), planner.channels);
   return c10::make_intrusive<ProcessGroupMCCL>(engine, std::move(group), std::move(planner), timeout,
-                                               std::move(connector));
+                                               std::move(connector), std::move(regrouper));
 }
 
 }  // namespace
@@ -179,6 +226,8 @@ PYBIND11_MODULE(_C, m) {
   mccl::bind_simulated_device(m);
   py::class_<ProcessGroupMCCL, c10d::Backend, c10::intrusive_ptr<ProcessGroupMCCL>>(m, "ProcessGroupMCCL")
       .def(py::init(&make_group), py::arg("engine"), py::arg("group_id"), py::arg("rank"), py::arg("members"),
-           py::arg("planner"), py::arg("timeout"), py::arg("connect"));
+           py::arg("planner"), py::arg("timeout"), py::arg("connect"), py::arg("regroup"))
+      .def_property_readonly("group_id", &ProcessGroupMCCL::group_id)
+      .def("agree", &ProcessGroupMCCL::agree, py::arg("ranks_to_exclude"), py::call_guard<py::gil_scoped_release>());
   m.def("plans", &plans, py::arg("planner"), py::arg("collective"), py::arg("world"), py::arg("nbytes"));
 }

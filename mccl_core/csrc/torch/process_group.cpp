@@ -48,15 +48,19 @@ Elements elements_of(const at::Tensor& tensor, const c10d::ReduceOp& op, const c
 }  // namespace
 
 ProcessGroupMCCL::ProcessGroupMCCL(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, Planner planner,
-                                   std::chrono::milliseconds timeout, Connector connector)
+                                   std::chrono::milliseconds timeout, Connector connector, Regrouper regrouper)
     : c10d::Backend(group->rank, group->world()),
       engine_(std::move(engine)),
       group_(std::move(group)),
       planner_(std::move(planner)),
       timeout_(timeout),
-      connector_(std::move(connector)) {}
+      connector_(std::move(connector)),
+      regrouper_(std::move(regrouper)) {}
 
-ProcessGroupMCCL::~ProcessGroupMCCL() { engine_->close_group(group_); }
+ProcessGroupMCCL::~ProcessGroupMCCL() {
+  engine_->close_group(group_);
+  leavings_->take_away();
+}
 
 c10d::ErrorType ProcessGroupMCCL::getError() {
   const auto error = engine_->failure(*group_);
@@ -72,9 +76,10 @@ c10d::ErrorType ProcessGroupMCCL::getError() {
 void ProcessGroupMCCL::abort() {
   ErrorInfo info;
   info.code = Code::kAborted;
-  info.rank = rank_;
-  info.detail = "rank " + std::to_string(rank_) + " aborted the group";
-  engine_->close_group(group_, std::make_shared<const Error>(std::move(info)));
+  info.peer = rank_;
+  info.detail = "aborted the group";
+  engine_->fail(group_, std::move(info));
+  engine_->close_group(group_);
 }
 
 void ProcessGroupMCCL::shutdown() { engine_->close_group(group_); }
@@ -90,12 +95,13 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::start(Call call, const Staging& stag
                                                   const PointToPoint* point_to_point) {
   try {
     const OperationPtr op = build();
-    const auto kept = std::make_shared<Tensors>(staging.kept());
+    leavings_->take_away();
+    const std::shared_ptr<void> kept = leavings_->hold(staging.kept());
     op->keep_alive = kept;
+    if (!call.outputs.empty()) op->nan_byte = nan_byte_of(call.outputs[0].scalar_type());
     const auto timeout = call.timeout == c10d::kUnsetTimeout ? timeout_ : call.timeout;
     op->deadline = deadline_after_ms(timeout.count());
-    const auto missing = engine_->missing_links(*group_, *op);
-    if (!missing.empty()) connector_(missing);
+    for (const auto& [peer, channel] : engine_->missing_links(*group_, *op)) connect(peer, channel);
     OnDevice on_device;
     if (Shim* const shim = staging.shim()) {
       on_device.hand_off = hand_off(*shim);
@@ -111,11 +117,79 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::start(Call call, const Staging& stag
       engine_->submit(group_, op, point_to_point);
     }
     ++sequence_;
-    return c10::make_intrusive<OpWork>(rank_, call.type, op, std::move(call.outputs), std::move(on_device));
+    return c10::make_intrusive<OpWork>(rank_, call.type, op, std::move(call.outputs), leavings_, std::move(on_device));
   } catch (const Error& error) {
     TORCH_CHECK_VALUE(error.info().code != Code::kUsage, error.what());
     throw_dist_backend_error(error);
   }
+}
+
+// A rank that cannot be reached is missed by all: they shall not wait for this one.
+void ProcessGroupMCCL::connect(int32_t rank, int32_t channel) {
+  try {
+    connector_(rank, channel);
+  } catch (const Error& error) {
+    engine_->fail(group_, error.info());
+    throw *engine_->failure(*group_);
+  }
+}
+
+Verdict ProcessGroupMCCL::agree_on(const std::vector<int64_t>& ranks_to_exclude) {
+  RankSet named(static_cast<size_t>(size_));
+  for (const int64_t rank : ranks_to_exclude) {
+    TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "mccl: shrink: rank ", rank, " is not in this group of ", size_);
+    TORCH_CHECK_VALUE(rank != rank_, "mccl: shrink: rank ", rank, " cannot exclude itself; those who stay call shrink");
+    named[static_cast<size_t>(rank)] = true;
+  }
+  try {
+    return engine_->agree(group_, named, deadline_after_ms(timeout_.count()),
+                          [&](int32_t rank) { connector_(rank, 0); });
+  } catch (const Error& error) {
+    TORCH_CHECK_VALUE(error.info().code != Code::kUsage, error.what());
+    throw_dist_backend_error(error);
+  }
+}
+
+namespace {
+std::vector<int32_t> ranks_in(const RankSet& set) {
+  std::vector<int32_t> ranks;
+  for (size_t i = 0; i < set.size(); ++i) {
+    if (set[i]) ranks.push_back(static_cast<int32_t>(i));
+  }
+  return ranks;
+}
+}  // namespace
+
+std::vector<int32_t> ProcessGroupMCCL::agree(const std::vector<int64_t>& ranks_to_exclude) {
+  return ranks_in(agree_on(ranks_to_exclude).excluded);
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupMCCL::shrink(const std::vector<int64_t>& ranks_to_exclude,
+                                                           int shrink_flags,
+                                                           const c10::intrusive_ptr<Options>& opts_override) {
+  TORCH_CHECK_TYPE(!opts_override, "the backend 'mccl' takes no pg_options; set MCCL_* variables instead");
+  const std::vector<int32_t> named(ranks_to_exclude.begin(), ranks_to_exclude.end());
+  if (auto prepared = regrouper_(named, false)) return prepared;
+  constexpr int kAbort = 1;  // torch's SHRINK_ABORT
+  if ((shrink_flags & kAbort) != 0) {
+    ErrorInfo info;
+    info.code = Code::kAborted;
+    info.peer = rank_;
+    info.detail = "aborted the group in order to shrink it";
+    info.advice = "All who stay must call shrink";
+    engine_->fail(group_, std::move(info));
+  }
+  const Verdict verdict = agree_on(ranks_to_exclude);
+  if (!verdict.unanimous) {
+    ErrorInfo info;
+    info.code = Code::kMismatch;
+    info.rank = rank_;
+    info.detail = "the ranks did not all name the same ones to exclude, or others were lost; they agreed on " +
+                  describe(verdict.excluded);
+    info.advice = "Call shrink_group again on all who stay with just these, or mccl_core.shrink(), which needs no list";
+    throw_dist_backend_error(Error(std::move(info)));
+  }
+  return regrouper_(ranks_in(verdict.excluded), true);
 }
 
 ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {

@@ -20,11 +20,15 @@ namespace mccl {
 
 class ProcessGroupMCCL : public c10d::Backend {
  public:
-  // Connects to ranks that have no connection yet; blocks; called without any lock held.
-  using Connector = std::function<void(const std::vector<Engine::Missing>&)>;
+  // Connects to a rank on a channel where there is no connection yet; blocks; called without any lock held. Throws
+  // Error where it cannot.
+  using Connector = std::function<void(int32_t rank, int32_t channel)>;
+  // Makes the backend of those who stay; blocks; called without any lock held. Where they have not `agreed`, it returns
+  // the one that is there already, or null.
+  using Regrouper = std::function<c10::intrusive_ptr<c10d::Backend>(const std::vector<int32_t>& excluded, bool agreed)>;
 
   ProcessGroupMCCL(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, Planner planner,
-                   std::chrono::milliseconds timeout, Connector connector);
+                   std::chrono::milliseconds timeout, Connector connector, Regrouper regrouper);
   ~ProcessGroupMCCL() override;
 
   const std::string getBackendName() const override { return "mccl"; }
@@ -33,6 +37,14 @@ class ProcessGroupMCCL : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   c10d::ErrorType getError() override;
   void abort() override;
+  bool supportsShrinking() const override { return true; }
+  // All who stay must call it, with the same ranks: where some had named others, or one more is lost, all of them raise
+  // and are told whom they agreed to exclude.
+  c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags = 0,
+                                           const c10::intrusive_ptr<Options>& opts_override = nullptr) override;
+  // The first half of it: agrees on who leaves, those whom any rank names and those who are lost. Blocks.
+  std::vector<int32_t> agree(const std::vector<int64_t>& ranks_to_exclude);
+  uint64_t group_id() const { return group_->id; }
   void shutdown() override;
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -64,6 +76,8 @@ class ProcessGroupMCCL : public c10d::Backend {
     Tensors outputs;
   };
   Member me() const { return {rank_, size_}; }
+  Verdict agree_on(const std::vector<int64_t>& ranks_to_exclude);
+  void connect(int32_t rank, int32_t channel);
   // `build` makes the op; usage errors of the core become Python's ValueError.
   WorkPtr start(Call call, const Staging& staging, const std::function<OperationPtr()>& build,
                 const PointToPoint* point_to_point = nullptr);
@@ -76,6 +90,8 @@ class ProcessGroupMCCL : public c10d::Backend {
   const Planner planner_;
   std::chrono::milliseconds timeout_;
   Connector connector_;
+  Regrouper regrouper_;
+  const std::shared_ptr<Leavings> leavings_ = std::make_shared<Leavings>();
   std::atomic<uint64_t> sequence_{0};
   std::mutex hand_off_mutex_;
   Shim* shim_ = nullptr;               // of the device that tensors have come from

@@ -47,6 +47,12 @@ DType reduction_dtype(const at::Tensor& tensor, const c10d::ReduceOp& op, const 
 
 DType transport_dtype(const at::Tensor& tensor) { return known_dtype(tensor.scalar_type()).value_or(DType::kUInt8); }
 
+std::optional<std::byte> nan_byte_of(at::ScalarType type) {
+  if (type == at::kFloat8_e4m3fnuz || type == at::kFloat8_e5m2fnuz) return std::byte{0x80};
+  if (at::isFloatingType(type) || at::isComplexType(type)) return std::byte{0xFF};
+  return std::nullopt;
+}
+
 ReduceOp reduce_op(const c10d::ReduceOp& op, const char* name) {
   switch (op.op_) {
     case c10d::ReduceOp::SUM: return ReduceOp::kSum;

@@ -20,6 +20,8 @@ namespace mccl {
 DType reduction_dtype(const at::Tensor& tensor, const c10d::ReduceOp& op, const char* name);
 // For moving bytes: a type we do not compute with travels as bytes.
 DType transport_dtype(const at::Tensor& tensor);
+// The byte that a NaN of this type may consist of; none for types that have no NaN.
+std::optional<std::byte> nan_byte_of(at::ScalarType type);
 ReduceOp reduce_op(const c10d::ReduceOp& op, const char* name);
 // Dense, on a device that this build reaches.
 void check_tensor(const at::Tensor& tensor, const char* name);

@@ -19,8 +19,12 @@ std::exception_ptr as_exception(const Error& error) {
 }  // namespace
 
 OpWork::OpWork(int rank, c10d::OpType type, std::shared_ptr<Operation> op, std::vector<at::Tensor> outputs,
-               OnDevice on_device)
-    : c10d::Work(rank, type), op_(std::move(op)), outputs_(std::move(outputs)), on_device_(std::move(on_device)) {}
+               std::shared_ptr<Leavings> leavings, OnDevice on_device)
+    : c10d::Work(rank, type),
+      op_(std::move(op)),
+      outputs_(std::move(outputs)),
+      leavings_(std::move(leavings)),
+      on_device_(std::move(on_device)) {}
 
 bool OpWork::isCompleted() { return op_->state() != OpState::kInFlight; }
 bool OpWork::isSuccess() const { return op_->state() == OpState::kDone; }
@@ -52,7 +56,10 @@ void OpWork::wait_on_stream() {
 
 void OpWork::wait_on_host(std::chrono::milliseconds timeout) {
   try {
-    if (op_->wait(timeout == kNoTimeout ? -1 : timeout.count())) return;
+    if (op_->wait(timeout == kNoTimeout ? -1 : timeout.count())) {
+      leavings_->take_away();
+      return;
+    }
   } catch (const Error& error) {
     throw_dist_backend_error(error);
   }

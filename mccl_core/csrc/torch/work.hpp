@@ -11,6 +11,7 @@
 
 #include "device/handoff.hpp"
 #include "engine/operation.hpp"
+#include "torch/leavings.hpp"
 
 namespace mccl {
 
@@ -26,7 +27,8 @@ struct OnDevice {
 class OpWork : public c10d::Work {
  public:
   OpWork(int rank, c10d::OpType type, std::shared_ptr<Operation> op, std::vector<at::Tensor> outputs,
-         OnDevice on_device = {});
+         std::shared_ptr<Leavings> leavings, OnDevice on_device = {});
+  ~OpWork() override { leavings_->take_away(); }
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -51,6 +53,7 @@ class OpWork : public c10d::Work {
 
   const std::shared_ptr<Operation> op_;
   const std::vector<at::Tensor> outputs_;
+  const std::shared_ptr<Leavings> leavings_;
   const OnDevice on_device_;
   int source_ = -1;
   std::mutex future_mutex_;

@@ -38,6 +38,15 @@ struct Wire {
 };
 static_assert(sizeof(Wire) == kHeaderNbytes);
 
+constexpr uint32_t max_payload_nbytes(FrameType type) {
+  switch (type) {
+    case FrameType::kData: return kMaxPayloadNbytes;
+    case FrameType::kError: return kMaxErrorNbytes;
+    case FrameType::kAgree: return kMaxAgreeNbytes;
+    default: return 0;
+  }
+}
+
 [[noreturn]] void malformed(const std::string& what) {
   ErrorInfo info;
   info.code = Code::kProtocol;
@@ -123,7 +132,7 @@ FrameHeader decode(const std::byte* in) {
   if (wire.magic != kMagic) malformed("wrong magic number");
   if (wire.crc != crc32c(&wire, offsetof(Wire, crc))) malformed("header checksum");
   if (wire.version != kVersion) malformed("version " + std::to_string(wire.version));
-  if (wire.type < static_cast<uint8_t>(FrameType::kData) || wire.type > static_cast<uint8_t>(FrameType::kError)) {
+  if (wire.type < static_cast<uint8_t>(FrameType::kData) || wire.type > static_cast<uint8_t>(FrameType::kAgree)) {
     malformed("type " + std::to_string(wire.type));
   }
   if (wire.kind >= static_cast<uint8_t>(OpKind::kCount)) malformed("op kind " + std::to_string(wire.kind));
@@ -131,7 +140,7 @@ FrameHeader decode(const std::byte* in) {
   if (wire.dtype >= static_cast<uint8_t>(DType::kCount)) malformed("dtype");
   if ((wire.algorithm & 0xF) >= static_cast<uint8_t>(Algorithm::kCount)) malformed("algorithm");
   const auto type = static_cast<FrameType>(wire.type);
-  const uint32_t most = type == FrameType::kData ? kMaxPayloadNbytes : type == FrameType::kError ? kMaxErrorNbytes : 0;
+  const uint32_t most = max_payload_nbytes(type);
   if (wire.payload_nbytes > most) malformed("payload of " + std::to_string(wire.payload_nbytes) + " bytes");
   if (wire.offset > UINT64_MAX - wire.payload_nbytes) malformed("offset");
 

@@ -16,12 +16,16 @@
 namespace mccl {
 
 enum class FrameType : uint8_t {
-  kData = 1,     // payload: bytes of a stream
-  kGrant = 2,    // the sender may send up to `offset` of this stream without credit
-  kRequest = 3,  // out of credit: please grant this stream as soon as you can
-  kCredit = 4,   // nothing but the credit field
-  kGoodbye = 5,  // the sender left this group in good order
-  kError = 6,    // this group failed; payload: who, why (text)
+  kData = 1,       // payload: bytes of a stream
+  kGrant = 2,      // the sender may send up to `offset` of this stream without credit
+  kRequest = 3,    // out of credit: please grant this stream as soon as you can
+  kCredit = 4,     // nothing but the credit field
+  kGoodbye = 5,    // the sender left this group in good order
+  kError = 6,      // this group failed; payload: who, why (text)
+  kHeartbeat = 7,  // the sender lives; `offset`: its interval in ms
+  kWait = 8,       // whom the sender waits for in an op, or a question about that (engine/waits.hpp)
+  kOver = 9,       // the op that a kWait named is over at the sender
+  kAgree = 10,     // agreement on who leaves a group; payload: see engine/agreement.hpp
 };
 
 enum class OpKind : uint8_t {
@@ -91,6 +95,7 @@ struct FrameHeader {
 inline constexpr size_t kHeaderNbytes = 64;
 inline constexpr uint32_t kMaxPayloadNbytes = 16u << 20;
 inline constexpr uint32_t kMaxErrorNbytes = 4096;
+inline constexpr uint32_t kMaxAgreeNbytes = 8192;
 
 using HeaderBytes = std::array<std::byte, kHeaderNbytes>;
 void encode(const FrameHeader& header, std::byte* out);
