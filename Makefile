@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-all check docs lint format types macos benchmark clean
+.PHONY: help setup demo test test-all chaos check docs lint format types macos benchmark clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -18,6 +18,11 @@ test: setup ## the quick tests
 
 test-all: setup ## all tests
 	@$(BIN)/pytest -q
+
+MINUTES ?= 2
+SEED ?= 1
+chaos: setup ## random faults for MINUTES=2, with SEED=1 (Linux, root)
+	@PYTHONPATH=tests $(BIN)/python -m chaos --minutes $(MINUTES) --seed $(SEED)
 
 check: lint types ## what CI asks of the sources
 

@@ -55,6 +55,10 @@ class Host:
         """
         return run_tool(*command, stdin=stdin, timeout_s=timeout_s, enter=self.enter)
 
+    def processes(self) -> list[int]:
+        """The ids of the processes in this host."""
+        return [int(pid) for pid in run_tool("ip", "netns", "pids", self.namespace).split()]
+
     def sent_nbytes(self) -> int:
         """Bytes that have left this host since it was made, headers included."""
         (link,) = json.loads(run_tool("ip", "-n", self.namespace, "-s", "-j", "link", "show", INTERFACE))

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -74,10 +74,13 @@ class RankProcesses:
         assert pid is not None
         os.kill(pid, number)
 
-    def outcomes(self, timeout_s: float) -> list[Outcome]:
-        """Waits until all ranks have reported or died; once. A rank that has not by then "did not end in time"."""
+    def outcomes(self, timeout_s: float, awaited: Collection[int] | None = None) -> list[Outcome]:
+        """Waits until all ranks, or the awaited ones, have reported or died; once.
+
+        A rank that has not by then "did not end in time".
+        """
         outcomes = [Outcome(text="did not end in time") for _ in range(self.world)]
-        pending = dict(zip(self._pipes, range(self.world), strict=True))
+        pending = {self._pipes[rank]: rank for rank in (range(self.world) if awaited is None else awaited)}
         until = time.monotonic() + timeout_s
         while pending and time.monotonic() < until:
             for pipe in wait(list(pending), timeout=max(0.0, until - time.monotonic())):
