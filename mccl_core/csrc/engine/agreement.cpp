@@ -102,7 +102,9 @@ std::string describe(const RankSet& set) {
 void Engine::begin_round(Group& group, uint32_t round) {
   Agreement& agreement = group.agreement;
   const auto world = static_cast<size_t>(group.world());
+  auto verdicts = std::move(agreement.verdicts);
   agreement = {};
+  agreement.verdicts = std::move(verdicts);
   agreement.round = round;
   agreement.named.assign(world, false);
   agreement.excluded.assign(world, false);
@@ -176,21 +178,21 @@ void Engine::advance_agreement(Group& group, bool changed) {
 
 void Engine::decide(Group& group, Verdict verdict) {
   Agreement& agreement = group.agreement;
-  agreement.verdict = std::move(verdict);
+  agreement.verdict = agreement.verdicts[agreement.round] = std::move(verdict);
   send_to_members(group, encode_verdict(agreement));
   agreement_changed_.notify_all();
   if (!agreement.verdict->excluded[static_cast<size_t>(group.rank)] || group.failure) return;
-  end_group(group, std::make_shared<const Error>(excluded_error(group)));
+  end_group(group, std::make_shared<const Error>(excluded_error(group, *agreement.verdict)));
 }
 
-Error Engine::excluded_error(const Group& group) const {
+Error Engine::excluded_error(const Group& group, const Verdict& verdict) {
   ErrorInfo info;
   info.code = Code::kExcluded;
   info.rank = group.rank;
-  info.peer = coordinator_of(group.agreement.verdict->excluded);
+  info.peer = coordinator_of(verdict.excluded);
   info.peer_host = group.members[static_cast<size_t>(info.peer)].host;
   info.detail =
-      "goes on with the others in a smaller group, without rank(s) " + describe(group.agreement.verdict->excluded);
+      "goes on with the others in a smaller group, without rank(s) " + describe(verdict.excluded);
   info.advice =
       "This rank was named by another one, or they had lost it: see their logs. End this process, or start "
       "it anew and let it join a new group";
@@ -251,15 +253,16 @@ Verdict Engine::agree(const std::shared_ptr<Group>& group, const RankSet& named,
   if (group->closed) throw_usage("this group was destroyed", "Make a new group with torch.distributed.new_group");
   Agreement& agreement = group->agreement;
   const auto me = static_cast<size_t>(group->rank);
-  if (agreement.verdict && agreement.verdict->excluded[me]) throw excluded_error(*group);
+  if (agreement.verdict && agreement.verdict->excluded[me]) throw excluded_error(*group, *agreement.verdict);
   if (agreement.verdict && agreement.verdict->excluded == named) return {named, true};  // the caller says yes to it
   if (agreement.round == 0 || agreement.verdict) begin_round(*group, agreement.round + 1);
+  const uint32_t round = agreement.round;
   agreement.started = true;
   agreement.named = named;
   merge(agreement.excluded, named);
   advance_agreement(*group, true);
   RankSet dialled(group->members.size());
-  while (!agreement.verdict) {
+  while (!agreement.verdicts.contains(round)) {
     const int32_t coordinator = coordinator_of(agreement.excluded);
     const auto index = static_cast<size_t>(coordinator);
     if (coordinator < group->world() && coordinator != group->rank && !group->link(coordinator, 0).complete() &&
@@ -293,8 +296,9 @@ Verdict Engine::agree(const std::shared_ptr<Group>& group, const RankSet& named,
     const int64_t left = deadline == kNever ? kLongest_ms : (deadline - now_ns()) / 1'000'000 + 1;
     agreement_changed_.wait_for(lock, std::chrono::milliseconds(std::min<int64_t>(left, 3'600'000)));
   }
-  if (agreement.verdict->excluded[me]) throw excluded_error(*group);
-  return *agreement.verdict;
+  const Verdict verdict = agreement.verdicts.at(round);
+  if (verdict.excluded[me]) throw excluded_error(*group, verdict);
+  return verdict;
 }
 
 // Kept when the group is closed: somebody may still have to hear of it.

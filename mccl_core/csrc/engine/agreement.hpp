@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -32,6 +33,7 @@ struct Agreement {
   RankSet proposal;
   std::vector<Vote> votes;  // by rank
   std::optional<Verdict> verdict;
+  std::map<uint32_t, Verdict> verdicts;  // of this and earlier rounds: others may begin the next one first
 };
 
 // "2, 5"

@@ -240,7 +240,7 @@ class Engine {
   void cast_vote(Group& group);
   void advance_agreement(Group& group, bool changed);
   void decide(Group& group, Verdict verdict);
-  Error excluded_error(const Group& group) const;
+  static Error excluded_error(const Group& group, const Verdict& verdict);
   void on_agree(Connection& connection, const FrameHeader& header, const std::byte* payload);
   void keep_verdict(const Group& group);
 
