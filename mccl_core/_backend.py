@@ -6,9 +6,12 @@ import logging
 import time
 from typing import Any
 
+from torch.distributed import DistBackendError
+
 from mccl_core import links
 from mccl_core._C import ProcessGroupMCCL
-from mccl_core._rendezvous import local_address, meet
+from mccl_core._network import NetworkError, choose, store_host
+from mccl_core._rendezvous import decline, meet
 from mccl_core._runtime import get_runtime
 from mccl_core.config import CoreConfig
 from mccl_core.planning import number_groups, planner_options
@@ -28,7 +31,11 @@ def create(options: Any, backend_options: Any) -> ProcessGroupMCCL:
     config = CoreConfig.from_environment()
     log.setLevel(config.log_level.upper())
     store, rank, size = options.store, options.group_rank, options.group_size
-    runtime = get_runtime(config, lambda: local_address(store))
+    try:
+        runtime = get_runtime(config, lambda: choose(config, store_host(store)))
+    except (NetworkError, OSError) as error:
+        decline(store, rank, str(error))
+        raise DistBackendError(f"mccl: rank {rank} on {config.host_name}: {error}") from error
     meeting = meet(runtime, store, rank, size, options.timeout)
 
     lanes = range(2 if size == 2 else 1)  # as the engine's Group has it
