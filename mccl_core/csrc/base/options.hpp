@@ -14,6 +14,7 @@ struct Options {
   uint64_t eager_grant_nbytes;    // streams from this size on are granted without being asked
   uint64_t socket_buffer_nbytes;  // SO_SNDBUF and SO_RCVBUF; 0 leaves the system's autotuning on
   int64_t linger_ms;              // longest wait at shutdown for peers to take what was sent
+  bool transport_crc;             // payloads carry a checksum
 };
 
 }  // namespace mccl

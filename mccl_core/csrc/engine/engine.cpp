@@ -21,11 +21,13 @@ Engine::~Engine() { shutdown(); }
 
 void Engine::add_connection(Fd socket, const ProcessId& process, int32_t lane, std::string host) {
   configure_stream_socket(socket.get(), static_cast<int>(options_.socket_buffer_nbytes));
+  const uint64_t whole_frame = options_.transport_crc ? 2 * kMaxCheckedNbytes : 0;
+  const uint64_t scratch_nbytes = std::max(options_.scratch_nbytes, whole_frame);
   Lock lock(*this);
   const int fd = socket.get();
   const uint64_t id = next_connection_++;
   auto connection = std::make_shared<Connection>(id, std::move(socket), process, lane, std::move(host),
-                                                 options_.credit_nbytes, options_.scratch_nbytes, pool_);
+                                                 options_.credit_nbytes, scratch_nbytes, pool_);
   connections_[id] = connection;
   by_process_[{process, lane}] = connection;
   for (const auto& [group_id, group] : groups_) attach(*group);
@@ -82,6 +84,7 @@ InStream& Engine::in_stream(Connection& connection, const StreamKey& key) {
   if (added) {
     stream.connection = &connection;
     stream.key = key;
+    ++connection.unposted;
   }
   return stream;
 }
@@ -118,6 +121,7 @@ void Engine::build_streams(Operation& op, const StreamKey& key) {
       if (!stream) {
         stream = &in_stream(*group.links[static_cast<size_t>(step.recv_peer)].receive, key);
         stream->op = &op;
+        --stream->connection->unposted;
         stream->peer = step.recv_peer;
         op.in.push_back(stream);
       }
@@ -171,7 +175,7 @@ void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<O
     throw *group->failure;
   }
   for (InStream* stream : op->in) {
-    if (stream->announced && !matches(*stream)) return;  // the group has failed; the op tells
+    if (stream->announced && !(matches(*stream) && fits(*stream))) return;  // the group has failed; the op tells
   }
   if (!claims_all(*group, key, point_to_point)) return;
   if (op->ready) start(op, lock);

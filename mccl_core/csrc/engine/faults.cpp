@@ -148,9 +148,8 @@ void Engine::purge(uint64_t group) {
         continue;
       }
       if (connection->rx_in == &stream) connection->rx_in = nullptr;
-      for (const Parked& block : stream.parked) {
-        if (block.on_credit) return_credit(*connection, block.filled);
-      }
+      for (const Parked& block : stream.parked) release(*connection, block);
+      if (stream.op == nullptr) --connection->unposted;
       it = connection->in.erase(it);
     }
   }
@@ -225,7 +224,11 @@ void Engine::keep_notice(Connection& connection, const FrameHeader& header, cons
   const auto found = connections_.find(connection.id);
   if (closed_groups_.contains(header.key.group) || found == connections_.end() || notices_.size() >= kMostGroups)
     return;
-  notices_[header.key.group].push_back({found->second, header, {payload, payload + header.payload_nbytes}});
+  auto& notices = notices_[header.key.group];
+  for (const Notice& notice : notices) {
+    if (notice.connection.get() == &connection && notice.header.type == header.type) return;
+  }
+  notices.push_back({found->second, header, {payload, payload + header.payload_nbytes}});
 }
 
 void Engine::replay_notices(uint64_t group) {
@@ -280,8 +283,8 @@ void Engine::on_error_frame(Connection& connection, const FrameHeader& header, c
   const std::string text(reinterpret_cast<const char*>(payload) + 1 + sizeof culprit,
                          header.payload_nbytes - 1 - sizeof culprit);
   const size_t split = std::min(text.find('\0'), text.size());
-  info.peer_host = text.substr(0, split);
-  info.detail = split < text.size() ? text.substr(split + 1) : "";
+  info.peer_host = printable(text.substr(0, split));
+  info.detail = split < text.size() ? printable(text.substr(split + 1)) : "";
   for (size_t rank = 0; rank < group.members.size(); ++rank) {
     if (group.members[rank].process == connection.process && static_cast<int32_t>(rank) != info.peer &&
         info.detail.find("(reported by") == std::string::npos) {
@@ -292,7 +295,7 @@ void Engine::on_error_frame(Connection& connection, const FrameHeader& header, c
   fail_group(group, std::move(info));
 }
 
-void Engine::connection_lost(const ConnectionPtr& connection, std::string detail, int sys_errno) {
+void Engine::connection_lost(const ConnectionPtr& connection, std::string detail, int sys_errno, Code code) {
   if (connection->lost) return;
   connection->lost = true;
   receive_poller_.remove(connection->fd.get());
@@ -312,7 +315,7 @@ void Engine::connection_lost(const ConnectionPtr& connection, std::string detail
       if (link.complete() && !sends && !receives) continue;  // the group's own connection will tell
       if ((sends && link.send_closed) || (receives && link.receive_closed)) continue;
       ErrorInfo info;
-      info.code = Code::kPeerLost;
+      info.code = code;
       info.peer = rank;
       info.detail = detail;
       info.sys_errno = sys_errno;

@@ -34,6 +34,7 @@ Options options_from(const py::dict& values) {
   options.eager_grant_nbytes = take<uint64_t>(values, "eager_grant_nbytes");
   options.socket_buffer_nbytes = take<uint64_t>(values, "socket_buffer_nbytes");
   options.linger_ms = take<int64_t>(values, "linger_ms");
+  options.transport_crc = take<bool>(values, "transport_crc");
   return options;
 }
 
