@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mccl_core.ddp import ddp_hook
     from mccl_core.faults import ErrorReport, last_error, require_healthy, shrink
     from mccl_core.metrics import get_metrics, log_metrics, reset_metrics
+    from mccl_core.network import explain_network
     from mccl_core.planning import explain
     from mccl_core.prometheus import metrics_text
 
@@ -38,6 +39,7 @@ __all__ = [
     "__version__",
     "ddp_hook",
     "explain",
+    "explain_network",
     "get_metrics",
     "last_error",
     "log_metrics",
@@ -52,6 +54,7 @@ _MODULE_OF = {
     "ErrorReport": "mccl_core.faults",
     "ddp_hook": "mccl_core.ddp",
     "explain": "mccl_core.planning",
+    "explain_network": "mccl_core.network",
     "get_metrics": "mccl_core.metrics",
     "last_error": "mccl_core.faults",
     "log_metrics": "mccl_core.metrics",

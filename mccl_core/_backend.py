@@ -8,13 +8,15 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from torch.distributed import DistBackendError
 from torch.distributed.constants import default_pg_timeout
 
 from mccl_core import links
 from mccl_core._C import ProcessGroupMCCL
 from mccl_core._ddp import use_buckets_of
 from mccl_core._environment import remark_once
-from mccl_core._rendezvous import Meeting, local_address, meet
+from mccl_core._network import NetworkError, choose, store_host
+from mccl_core._rendezvous import Meeting, decline, meet
 from mccl_core._runtime import Runtime, get_runtime
 from mccl_core._shrink import Regroup
 from mccl_core.config import CoreConfig, environment
@@ -41,7 +43,11 @@ def create(options: Any, backend_options: Any) -> ProcessGroupMCCL:
         timeout = timedelta(milliseconds=config.op_timeout_ms)
     if config.ddp_bucket_mb is not None:
         use_buckets_of(config.ddp_bucket_mb)
-    runtime = get_runtime(config, lambda: local_address(store))
+    try:
+        runtime = get_runtime(config, lambda: choose(config, store_host(store)))
+    except (NetworkError, OSError) as error:
+        decline(store, rank, str(error))
+        raise DistBackendError(f"mccl: rank {rank} on {config.host_name}: {error}") from error
     runtime.serve_metrics(metrics_text)
     meeting = meet(runtime, store, rank, size, timeout)
     hosts = [peer.host for peer in meeting.peers]

@@ -7,12 +7,13 @@ import hmac
 import json
 import logging
 import secrets
-import socket
 from dataclasses import dataclass
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import Any
 
 import torch.distributed as dist
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch.distributed import DistBackendError
 
 from mccl_core._runtime import Peer, Runtime
@@ -32,21 +33,22 @@ class Meeting:
     switch_groups: list[str]  # by rank
 
 
-def local_address(store: Any) -> str:
-    """The address of this machine on the route to the store's host; loopback where the store has no host."""
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    host = getattr(store, "host", "127.0.0.1")
-    try:
-        family, kind, protocol, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(target)  # sends nothing: it only asks the routing table
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise DistBackendError(
-            f"mccl: no route to the store's host {host!r}: {error.strerror or error}; set MCCL_LISTEN_ADDR to this "
-            "machine's address on the network that the ranks share"
-        ) from error
+class _Record(BaseModel):
+    """What a rank publishes about itself; `mac` proves that it knows the job's secret."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    process: str = Field(pattern=r"^[0-9a-f]{32}$")
+    host: str
+    address: str
+    port: int = Field(ge=1, le=65535)
+    switch_group: str
+    wire: dict[str, int]
+    mac: str = ""
+
+    def signed(self, secret: bytes, group_id: int, rank: int) -> _Record:
+        message = json.dumps(["record", group_id, rank, self.model_dump(exclude={"mac"})], sort_keys=True)
+        return self.model_copy(update={"mac": hmac.new(secret, message.encode(), hashlib.sha256).hexdigest()})
 
 
 def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta) -> Meeting:
@@ -55,8 +57,7 @@ def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta)
     Raises:
         DistBackendError: a rank did not appear within `timeout`, or has another job secret; the text names it.
     """
-    # A store may be used again for a new group of the same name: each meeting has keys of its own.
-    store = dist.PrefixStore(f"mccl/{store.add(f'mccl/meetings/{rank}', 1)}", store)
+    store = _meeting_place(store, rank)
     try:
         group_id, job, secret = _agree(runtime, store, rank, timeout)
     except (DistBackendError, ValueError) as error:
@@ -64,27 +65,81 @@ def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta)
         store.set(_key(rank), json.dumps({"error": str(error)}))
         raise
     runtime.trust(job, secret)
-    store.set(_key(rank), _record(runtime, group_id, secret, rank))
+    own = _own_record(runtime)
+    store.set(_key(rank), own.signed(secret, group_id, rank).model_dump_json())
+    me = f"rank {rank} on {runtime.config.host_name}"
     peers: list[Peer] = []
     switch_groups: list[str] = []
     strangers: list[str] = []
     for other, raw in enumerate(_read_all(store, size, timeout)):
-        record = json.loads(raw)
-        if "error" in record:
-            raise DistBackendError(f"mccl: rank {other} could not join the group: {record['error']}")
-        peer = Peer(other, bytes.fromhex(record["process"]), record["host"], record["address"], record["port"])
-        switch_groups.append(record["switch_group"])
-        if not hmac.compare_digest(record["mac"], _mac(secret, group_id, peer, switch_groups[-1])):
+        record = _parse(other, raw)
+        peer = Peer(other, bytes.fromhex(record.process), record.host, record.address, record.port)
+        if not hmac.compare_digest(record.mac.encode(), record.signed(secret, group_id, other).mac.encode()):
             strangers.append(f"{other} on {peer.host}")
+            continue
+        _check_wire(me, own, peer, record)
+        _check_reach(me, own, peer)
         peers.append(peer)
+        switch_groups.append(record.switch_group)
         runtime.know(peer)
     if strangers:
         raise DistBackendError(
-            f"mccl: rank {rank} on {runtime.config.host_name}: authentication failed: another job secret than "
+            f"mccl: {me}: authentication failed: another job secret than "
             f"this rank's is used by rank {', rank '.join(strangers)}; "
             "give all ranks the same MCCL_SECRET or MCCL_SECRET_FILE"
         )
     return Meeting(group_id, job, peers, switch_groups)
+
+
+def decline(store: Any, rank: int, reason: str) -> None:
+    """In place of `meet`: tells the others why this rank cannot come, so that they do not wait for it."""
+    store = _meeting_place(store, rank)
+    said = json.dumps({"error": reason})
+    if rank == 0:
+        store.set("group", said)
+    store.set(_key(rank), said)
+
+
+def _meeting_place(store: Any, rank: int) -> Any:
+    """A store may be used again for a new group of the same name: each meeting has keys of its own."""
+    return dist.PrefixStore(f"mccl/{store.add(f'mccl/meetings/{rank}', 1)}", store)
+
+
+def _parse(rank: int, raw: bytes) -> _Record:
+    try:
+        said = json.loads(raw)
+        if isinstance(said, dict) and "error" in said:
+            raise DistBackendError(f"mccl: rank {rank} could not join the group: {said['error']}")
+        return _Record.model_validate(said)
+    except (ValueError, ValidationError) as error:
+        raise DistBackendError(
+            f"mccl: what rank {rank} has published in the store is not a record of this release; install one release "
+            "of mccl-fleet on all ranks, and let nobody else reach the store's port"
+        ) from error
+
+
+def _check_wire(me: str, own: _Record, peer: Peer, record: _Record) -> None:
+    for name in sorted(own.wire.keys() | record.wire.keys()):
+        here, there = own.wire.get(name), record.wire.get(name)
+        if here != there:
+            raise DistBackendError(
+                f"mccl: {me}: {name} (MCCL_{name.upper()}) is {here} here, but {there} on rank {peer.rank} on "
+                f"{peer.host}; set it alike on all ranks"
+            )
+
+
+def _check_reach(me: str, own: _Record, peer: Peer) -> None:
+    """Two machines, one of which listens on its loopback interface, will not find each other."""
+    try:
+        here, there = ip_address(own.address).is_loopback, ip_address(peer.address).is_loopback
+    except ValueError as error:
+        raise DistBackendError(f"mccl: {me}: {peer} has published no IP address") from error
+    if here != there and own.host != peer.host:
+        hidden = "this rank" if here else f"rank {peer.rank}"
+        raise DistBackendError(
+            f"mccl: {me}: {hidden} listens on its loopback interface: this rank on {own.address}, {peer}; set "
+            "MASTER_ADDR to an address of the network that the ranks share, or MCCL_IFNAME (or MCCL_LISTEN_ADDR) there"
+        )
 
 
 def _agree(runtime: Runtime, store: Any, rank: int, timeout: timedelta) -> tuple[int, str, bytes]:
@@ -125,23 +180,15 @@ def _key(rank: int) -> str:
     return f"rank/{rank}"
 
 
-def _mac(secret: bytes, group_id: int, peer: Peer, switch_group: str) -> str:
-    fields = (group_id, peer.rank, peer.process.hex(), peer.host, peer.address, peer.port, switch_group)
-    message = json.dumps(["record", *fields])
-    return hmac.new(secret, message.encode(), hashlib.sha256).hexdigest()
-
-
-def _record(runtime: Runtime, group_id: int, secret: bytes, rank: int) -> str:
-    me = Peer(rank, runtime.process, runtime.config.host_name, runtime.address, runtime.port)
-    return json.dumps(
-        {
-            "process": me.process.hex(),
-            "host": me.host,
-            "address": me.address,
-            "port": me.port,
-            "switch_group": runtime.config.switch_group,
-            "mac": _mac(secret, group_id, me, runtime.config.switch_group),
-        }
+def _own_record(runtime: Runtime) -> _Record:
+    config = runtime.config
+    return _Record(
+        process=runtime.process.hex(),
+        host=config.host_name,
+        address=runtime.address,
+        port=runtime.port,
+        switch_group=config.switch_group,
+        wire=config.wire_settings(),
     )
 
 

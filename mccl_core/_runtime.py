@@ -10,18 +10,26 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pydantic import SecretBytes
 from torch.distributed import DistBackendError
 
 from mccl_core import _handshake, _local_socket
 from mccl_core._C import Engine
-from mccl_core._handshake import HandshakeError, Hello, Verdict
+from mccl_core._handshake import HandshakeBroken, HandshakeError, Hello, Verdict, job_id
 from mccl_core._listener import Listener
 from mccl_core._metrics_server import MetricsServer
+from mccl_core._network import NetworkChoice
 from mccl_core.config import CoreConfig
 
 log = logging.getLogger("mccl")
+
+# One attempt to connect: a SYN that a full backlog has dropped goes out again after a second at the latest.
+_ATTEMPT_S = 2.0
+_FIRST_PAUSE_S = 0.02  # between two attempts; doubled each time
+_LONGEST_PAUSE_S = 0.5
+_REFUSALS = 3  # "connection refused" so often means that nobody listens: macOS also says it where the backlog is full
 
 
 @dataclass(frozen=True)
@@ -45,27 +53,37 @@ class Runtime:
         self.config = config
         self.process = secrets.token_bytes(16)
         self.engine = Engine(config.engine_options())
-        self.address = ""
-        self._jobs: dict[str, bytes] = {}
+        self.network: NetworkChoice
+        self._jobs: dict[bytes, SecretBytes] = {}  # by job_id
         self._peers: dict[bytes, Peer] = {}  # as the first group knew them
         self._dialling: set[tuple[bytes, int]] = set()
         self._met: set[tuple[bytes, int]] = set()  # connected now, or once: who has left again is not waited for
         self._changed = threading.Condition()
         self._metrics_server: MetricsServer | None = None
 
-    def start(self, address: str) -> None:
-        """Starts to listen on `address` (MCCL_LISTEN_ADDR wins)."""
-        self.address = self.config.listen_addr or address
+    def start(self, network: NetworkChoice) -> None:
+        """Starts to listen where `network` says.
+
+        Raises:
+            OSError: the address cannot be bound, or no port is free.
+        """
         self._listener = Listener(
-            address=self.address,
-            port_base=self.config.port_base,
+            address=network.address,
+            port_base=self.config.port_base + self.config.local_rank,
             timeout_s=self.config.handshake_timeout_ms / 1000,
             me=self.process,
-            secret_of=self._jobs.get,
+            secret_of=self._secret_of,
             admit=self._admit,
             local=self.config.transport == "auto",
         )
         self._listener.start()
+        self.network = replace(network, port=self._listener.port)
+        log.info("mccl: %s", self.network)
+
+    @property
+    def address(self) -> str:
+        """The address that this process listens on, as others may use it: without a scope."""
+        return self.network.address.partition("%")[0]
 
     def serve_metrics(self, text: Callable[[], str]) -> None:
         """Serves `text()` where MCCL_METRICS_PORT asks for it, once.
@@ -97,7 +115,11 @@ class Runtime:
 
     def trust(self, job: str, secret: bytes) -> None:
         """From now on processes of this job are let in."""
-        self._jobs[job] = secret
+        self._jobs[job_id(job)] = SecretBytes(secret)
+
+    def _secret_of(self, job: bytes) -> bytes | None:
+        secret = self._jobs.get(job)
+        return None if secret is None else secret.get_secret_value()
 
     def know(self, peer: Peer) -> None:
         """Remembers how a process and its machine are called, for errors and metrics."""
@@ -143,27 +165,32 @@ class Runtime:
                 )
 
     def _dial(self, peer: Peer, job: str, lane: int, deadline: float) -> None:
-        timeout = max(0.001, deadline - time.monotonic())
-        try:
-            sock = _local_socket.connect(peer.process, timeout) if self.config.transport == "auto" else None
-            if sock is None:
-                sock = socket.create_connection((peer.address, peer.port), timeout=timeout)
+        """Tries until the deadline: a busy listener may drop a dialer, which then comes again."""
+        pause_s = _FIRST_PAUSE_S
+        refusals = 0
+        while True:
             try:
-                verdict = _handshake.dial(
-                    sock, secret=self._jobs[job], job=job, me=self.process, peer=peer.process, lane=lane
-                )
-            except BaseException:
-                sock.close()
-                raise
-        except HandshakeError as error:
-            raise DistBackendError(
-                f"mccl: {peer} refused the connection: {error}; give all ranks the same MCCL_SECRET or MCCL_SECRET_FILE"
-            ) from error
-        except OSError as error:
-            raise DistBackendError(
-                f"mccl: cannot connect to {peer}: {error.strerror or error}; check that the process is alive and that "
-                "no firewall is between"
-            ) from error
+                verdict, sock = self._attempt(peer, job, lane, deadline)
+                break
+            except HandshakeBroken as error:
+                problem: Exception = error
+            except HandshakeError as error:
+                raise DistBackendError(
+                    f"mccl: {peer} refused the connection: {error}; give all ranks the same MCCL_SECRET or "
+                    "MCCL_SECRET_FILE, and see that rank's log"
+                ) from error
+            except OSError as error:
+                problem = error
+                refusals += isinstance(error, ConnectionRefusedError)
+            if refusals == _REFUSALS or time.monotonic() + pause_s >= deadline:
+                raise DistBackendError(
+                    f"mccl: cannot connect to {peer}: {getattr(problem, 'strerror', None) or problem}; check that the "
+                    "process is alive and that no firewall is between"
+                ) from problem
+            with self._changed:
+                if self._changed.wait_for(lambda: self.engine.connected(peer.process, lane), pause_s):
+                    return
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         if verdict is Verdict.ACCEPT:
             with self._changed:
                 self._add(sock, peer.process, lane, peer.host)
@@ -171,6 +198,28 @@ class Runtime:
         # The other process has connected to us, or is just doing so; that connection is the one that stays.
         sock.close()
         self.await_connection(peer, lane, deadline)
+
+    def _attempt(self, peer: Peer, job: str, lane: int, deadline: float) -> tuple[Verdict, socket.socket]:
+        """Connects and shakes hands once."""
+        connect_s = max(0.001, min(_ATTEMPT_S, deadline - time.monotonic()))
+        sock = _local_socket.connect(peer.process, connect_s) if self.config.transport == "auto" else None
+        if sock is None:
+            sock = socket.create_connection((self._reachable(peer.address), peer.port), timeout=connect_s)
+        try:
+            secret = self._secret_of(job_id(job))
+            assert secret is not None
+            timeout_s = min(self.config.handshake_timeout_ms / 1000, deadline - time.monotonic())
+            verdict = _handshake.dial(
+                sock, secret=secret, job=job, me=self.process, peer=peer.process, lane=lane, timeout_s=timeout_s
+            )
+        except BaseException:
+            sock.close()
+            raise
+        return verdict, sock
+
+    def _reachable(self, address: str) -> str:
+        """A link-local IPv6 address means something on one interface only: on ours, the one that we listen on."""
+        return f"{address}%{self.network.interface}" if address.lower().startswith("fe80:") else address
 
     def _admit(self, hello: Hello, sock: socket.socket, tell: Callable[[Verdict], None]) -> None:
         with self._changed:
@@ -208,13 +257,23 @@ def current_runtime() -> Runtime | None:
     return _runtime
 
 
-def get_runtime(config: CoreConfig, address: Callable[[], str]) -> Runtime:
-    """Returns this process's runtime; the first call makes and starts it, listening on `address()`."""
+def get_runtime(config: CoreConfig, network: Callable[[], NetworkChoice]) -> Runtime:
+    """Returns this process's runtime; the first call makes and starts it, listening where `network()` says.
+
+    Raises:
+        NetworkError: no address can be chosen.
+        OSError: it cannot be listened on.
+    """
     global _runtime
     with _lock:
         if _runtime is None:
+            choice = network()
             runtime = Runtime(config)
-            runtime.start(address())
+            try:
+                runtime.start(choice)
+            except BaseException:
+                runtime.engine.shutdown()
+                raise
             atexit.register(_stop)
             _runtime = runtime
         return _runtime

@@ -101,10 +101,22 @@ class CoreConfig(BaseModel):
         "auto",
         description="`auto` takes Unix sockets between processes of one machine and TCP otherwise; `tcp` always.",
     )
+    transport_crc: bool = Field(
+        False, description="Payloads carry a CRC-32C, and what is damaged is an error. The same on all ranks."
+    )
+    ifname: str | None = Field(
+        None, description="Interface to listen on; of several, with commas between, the first that is up."
+    )
     listen_addr: str | None = Field(
         None, description="Address to listen on; by default the one that reaches the store's host."
     )
-    port_base: int = Field(29600, ge=1, le=65535, description="First port tried; the next free one is taken.")
+    port_base: int = Field(
+        29600,
+        ge=1,
+        le=65535,
+        description="The first port tried is this plus the local rank; the next free one is taken.",
+    )
+    local_rank: int = Field(0, ge=0, description="This rank's number on its machine; LOCAL_RANK, where that is set.")
     connect_timeout_ms: int = Field(30_000, ge=1, description="Limit for connecting to one peer.")
     handshake_timeout_ms: int = Field(5_000, ge=1, description="Limit for a stranger to prove who it is.")
     host_name: str = Field(default_factory=socket.gethostname, description="How errors and tables call this machine.")
@@ -139,9 +151,14 @@ class CoreConfig(BaseModel):
         Raises:
             SettingsError: a value is out of range; the text names the variable, the value and the range.
         """
-        if environ is None:
-            return resolve(cls, environ=os.environ, arguments=_chosen).values
-        return resolve(cls, environ=environ).values
+        given = os.environ if environ is None else environ
+        if given.get("LOCAL_RANK", "").isdecimal():  # as launchers set it
+            given = {"MCCL_LOCAL_RANK": given["LOCAL_RANK"], **given}
+        return resolve(cls, environ=given, arguments=_chosen if environ is None else None).values
+
+    def wire_settings(self) -> dict[str, int]:
+        """What both ends of a connection must agree on, by field."""
+        return {name: int(getattr(self, name)) for name in ("credit_nbytes", "transport_crc")}
 
     def engine_options(self) -> dict[str, int]:
         """The fields of the C++ struct `Options`."""
@@ -154,6 +171,7 @@ class CoreConfig(BaseModel):
             "socket_buffer_nbytes",
             "linger_ms",
             "heartbeat_interval_ms",
+            "transport_crc",
         )
         return {name: getattr(self, name) for name in names}
 
@@ -217,3 +235,8 @@ def choose(settings: Mapping[str, Any], *, over_environment: bool) -> dict[str, 
 def environment() -> dict[str, str]:
     """A copy of this process's variables: this module alone reads them."""
     return dict(os.environ)
+
+
+def master_host(environ: Mapping[str, str] | None = None) -> str | None:
+    """MASTER_ADDR, the store's host where a launcher has set it."""
+    return (os.environ if environ is None else environ).get("MASTER_ADDR") or None

@@ -17,7 +17,7 @@ _LIGHTNING = LightningConfig()
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 RUN_DIR = "{run_dir}"
 """Stands in a job's arguments for the folder of its run."""
-OF_ONE_HOST = frozenset({"secret", "secret_file", "host_name", "listen_addr"})
+OF_ONE_HOST = frozenset({"secret", "secret_file", "host_name", "listen_addr", "local_rank"})
 """Fields of the core that belong to a Mac, not to a job."""
 
 

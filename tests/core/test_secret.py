@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import logging
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,9 @@ import torch
 import torch.distributed as dist
 from support.ranks import run_ranks, run_ranks_to_the_end
 
+from mccl_core._runtime import current_runtime
 from mccl_core.config import CoreConfig
-from mccl_core.settings import SettingsError
+from mccl_core.settings import SettingsError, resolve
 
 SECRET = "a secret of enough characters"
 
@@ -91,3 +95,76 @@ def test_a_short_secret_is_refused_and_not_shown() -> None:
 def test_the_secret_is_not_in_the_configs_text() -> None:
     config = CoreConfig.from_environment({"MCCL_SECRET": SECRET})
     assert SECRET not in repr(config) and SECRET not in config.model_dump_json()
+    rows = resolve(CoreConfig, environ={"MCCL_SECRET": SECRET}).rows()
+    assert all(SECRET not in repr(row) and SECRET not in str(row) for row in rows)
+
+
+class AllRecords(logging.Handler):
+    """Everything that is logged, at every level, with tracebacks."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(self.format(record))
+
+
+def forms(secret: str) -> list[bytes]:
+    """How the secret could be written down."""
+    raw = secret.encode()
+    return [raw, raw.hex().encode(), base64.b64encode(raw).rstrip(b"=")[:-1], repr(raw)[2:-1].encode()]
+
+
+def everything_said(rank: int, world: int) -> dict[str, list[str]]:
+    """What this rank logs, shows and publishes while it makes groups, of which one fails, and meets a stranger."""
+    records = AllRecords()
+    logging.getLogger().addHandler(records)
+    logging.getLogger().setLevel(logging.DEBUG)
+    group = dist.new_group(backend="mccl")
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=group)
+    runtime = current_runtime()
+    assert runtime is not None
+    with socket.create_connection((runtime.address, runtime.port), timeout=10) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        stranger.recv(100)
+    errors = []
+    for count in (3, 3 + rank):  # the second time they do not agree
+        try:
+            dist.all_reduce(torch.ones(count), group=group)
+        except dist.DistBackendError as error:
+            errors += [str(error), repr(error)]
+    assert errors
+    store = dist.distributed_c10d._get_default_store()._underlying_non_prefix_store
+    processes = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    dist.barrier()
+    return {
+        "log": records.texts,
+        "errors": errors,
+        "reprs": [repr(runtime), repr(vars(runtime)), repr(vars(runtime._listener)), repr(runtime.config)],
+        "store": [f"{key} {store.get(key)!r}" for key in store.list_keys()],
+        "processes": [command_line(entry) for entry in processes],
+    }
+
+
+def command_line(process: Path) -> str:
+    try:
+        return repr((process / "cmdline").read_bytes())
+    except OSError:  # it has ended meanwhile
+        return ""
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks into /proc, which is Linux's")
+@pytest.mark.parametrize("by_file", [False, True], ids=["environment", "file"])
+def test_the_secret_is_in_no_log_error_repr_store_or_process_list(tmp_path: Path, by_file: bool) -> None:
+    path = tmp_path / "secret"
+    path.write_text(SECRET)
+    path.chmod(0o600)
+    given = {"MCCL_SECRET_FILE": str(path)} if by_file else {"MCCL_SECRET": SECRET}
+    for said in run_ranks(3, everything_said, backend="gloo", MCCL_LOG_LEVEL="debug", **given):
+        assert any("dropped a connection" in text for text in said["log"])  # it does log
+        assert any("rank/0" in text for text in said["store"])
+        for where, texts in said.items():
+            for form in forms(SECRET):
+                assert all(form.decode() not in text for text in texts), where

@@ -40,6 +40,13 @@ std::string ErrorInfo::message() const {
   return text;
 }
 
+std::string printable(std::string text) {
+  for (char& c : text) {
+    if (c < ' ' || c > '~') c = '?';
+  }
+  return text;
+}
+
 void throw_usage(std::string detail, std::string advice) {
   ErrorInfo info;
   info.code = Code::kUsage;

@@ -47,6 +47,9 @@ class Error : public std::exception {
   std::string text_;
 };
 
+// A peer's words as they may stand in a message: control characters and what is not ASCII become '?'.
+std::string printable(std::string text);
+
 [[noreturn]] void throw_usage(std::string detail, std::string advice = "");
 [[noreturn]] void throw_system(std::string detail, int sys_errno);
 [[noreturn]] void assertion_failed(const char* expression, const char* file, int line);

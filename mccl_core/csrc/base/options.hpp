@@ -15,6 +15,7 @@ struct Options {
   uint64_t socket_buffer_nbytes;  // SO_SNDBUF and SO_RCVBUF; 0 leaves the system's autotuning on
   int64_t linger_ms;              // longest wait at shutdown for peers to take what was sent
   int64_t heartbeat_interval_ms;  // an idle connection carries a sign of life this often; at least 1
+  bool transport_crc;             // payloads carry a checksum
 };
 
 }  // namespace mccl

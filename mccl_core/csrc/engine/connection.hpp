@@ -31,6 +31,9 @@ struct OutFrame {
   std::vector<std::byte> head;
   std::shared_ptr<Operation> op;  // null where there is no payload, or where it was copied to `orphan`
   OutStream* stream = nullptr;
+  FrameHeader header;             // of the payload
+  size_t header_at = 0;           // in the head
+  bool checksum_due = false;      // the header still lacks it
   Range payload;                  // in the op's address space
   std::vector<std::byte> orphan;  // the rest of a failed op's payload: the frame must be finished all the same
   size_t head_sent = 0;
@@ -44,6 +47,7 @@ struct OutFrame {
     head.clear();
     op.reset();
     stream = nullptr;
+    checksum_due = false;
     payload = {};
     orphan.clear();
     head_sent = 0;
@@ -63,6 +67,7 @@ class Connection {
         lane(lane),
         host(std::move(peer_host)),
         credit_nbytes(credit),
+        peer_credit_nbytes(credit),
         scratch(scratch_nbytes) {}
 
   const PoolPtr pool;  // first: what follows lies in it
@@ -96,6 +101,7 @@ class Connection {
   std::pmr::deque<ControlFrame> control{pool.get()};
   uint64_t credit_nbytes;                       // what may still be sent without a grant
   uint64_t owed_nbytes = 0;                     // credit to return to the peer
+  uint64_t peer_credit_nbytes;                  // what the peer may still send without a grant
   bool credit_queued = false;                   // a frame of type kCredit is among the control frames
   ByStream<uint64_t> early_grants{pool.get()};  // for ops not posted here yet
 
@@ -106,6 +112,12 @@ class Connection {
   FrameHeader header;         // of the frame whose payload is being read
   uint32_t left_nbytes = 0;   // of that payload
   InStream* rx_in = nullptr;  // its stream; null: the payload is dropped
+  bool unverified = false;    // its checksum has not been looked at
+  uint32_t cost_nbytes = 0;   // credit of the frame that is being read, where no parked block has taken it over
+  // What a peer can make this process keep is bounded: see Engine::most_waiting.
+  size_t unposted = 0;          // streams in `in` that belong to no op yet
+  size_t parked_granted = 0;    // parked blocks that cost no credit
+  bool forgot_request = false;  // from then on all streams are granted as if it had been asked for
   ByStream<InStream> in{pool.get()};
 };
 

@@ -35,13 +35,15 @@ void Engine::wake_receivers() {
 
 void Engine::add_connection(Fd socket, const ProcessId& process, int32_t lane, std::string host) {
   configure_stream_socket(socket.get(), static_cast<int>(options_.socket_buffer_nbytes));
+  const uint64_t whole_frame = options_.transport_crc ? 2 * kMaxCheckedNbytes : 0;
+  const uint64_t scratch_nbytes = std::max(options_.scratch_nbytes, whole_frame);
   Lock lock(*this);
   if (stopping_) return;
   const int fd = socket.get();
   Channel& channel = this->channel(channel_of_lane(lane));
   const uint64_t id = next_connection_++;
   auto connection = std::make_shared<Connection>(id, channel, std::move(socket), process, lane, std::move(host),
-                                                 options_.credit_nbytes, options_.scratch_nbytes, pool_);
+                                                 options_.credit_nbytes, scratch_nbytes, pool_);
   connection->waits = metrics_.peer(process);
   connections_[id] = connection;
   by_process_[{process, lane}] = connection;
@@ -107,6 +109,7 @@ InStream& Engine::in_stream(Connection& connection, const StreamKey& key) {
   if (added) {
     stream.connection = &connection;
     stream.key = key;
+    ++connection.unposted;
   }
   return stream;
 }
@@ -144,6 +147,7 @@ void Engine::build_streams(Operation& op, const StreamKey& key) {
       if (!stream) {
         stream = &in_stream(*group.link(step.recv_peer, step.channel).receive, key);
         stream->op = &op;
+        --stream->connection->unposted;
         stream->peer = step.recv_peer;
         stream->channel = step.channel;
         op.in.push_back(stream);
@@ -201,7 +205,7 @@ void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<O
     throw *group->failure;
   }
   for (InStream* stream : op->in) {
-    if (stream->announced && !matches(*stream)) return;  // the group has failed; the op tells
+    if (stream->announced && !(matches(*stream) && fits(*stream))) return;  // the group has failed; the op tells
   }
   if (!claims_all(*group, key, point_to_point) || !matches_announced(*op)) return;
   if (op->ready) start(op, op->posted_at, lock);

@@ -157,6 +157,8 @@ class Engine {
   void settle(const std::shared_ptr<Operation>& op);
   void unpin(const std::shared_ptr<Operation>& op);
   void return_credit(Connection& connection, uint64_t nbytes);
+  uint32_t take_owed(Connection& connection);
+  void release(Connection& connection, const Parked& block);
 
   // --- transmit.cpp ---
   void mark_ready(OutStream& stream);
@@ -167,6 +169,7 @@ class Engine {
   bool next_frame(Connection& connection);
   bool pick_payload(Connection& connection);
   uint64_t sendable_nbytes(Connection& connection, OutStream& stream, bool& on_credit);
+  void add_checksum(Connection& connection, Lock& lock);
   void frame_sent(Connection& connection, uint64_t nbytes, Lock& lock);
   void hand_to_transmit_thread(Connection& connection);
   void transmit_loop(Channel& channel);
@@ -179,7 +182,13 @@ class Engine {
   uint64_t finish_target(Connection& connection, const Target& target, uint64_t nbytes, Lock& lock);
   void parse(Connection& connection, Lock& lock);
   void on_header(Connection& connection, Lock& lock);
-  void on_data(Connection& connection, Lock& lock);
+  void on_data(Connection& connection);
+  void verify(Connection& connection, Lock& lock);
+  void took(Connection& connection, uint64_t nbytes);
+  bool fits(InStream& stream);
+  // How many grants and requests of ops that are not posted here one connection may leave behind. Data of such ops
+  // uses credit, of which each frame costs some: that bounds it alike.
+  size_t most_waiting() const { return static_cast<size_t>(options_.credit_nbytes / kFrameCost_nbytes); }
   uint64_t deliver(Connection& connection, const std::byte* data, uint64_t nbytes, Lock& lock);
   Parked& parking_block(Connection& connection, InStream& stream);
   bool discarded(uint64_t group) const;
@@ -195,7 +204,7 @@ class Engine {
   void fail_group(Group& group, std::shared_ptr<const Error> error);
   void fail_group(Group& group, ErrorInfo info);
   void purge(uint64_t group);
-  void connection_lost(const ConnectionPtr& connection, std::string detail, int sys_errno);
+  void connection_lost(const ConnectionPtr& connection, std::string detail, int sys_errno, Code code = Code::kPeerLost);
   void on_goodbye(Connection& connection, const FrameHeader& header);
   void keep_notice(Connection& connection, const FrameHeader& header, const std::byte* payload);
   static std::vector<int32_t> departed_peers(const Operation& op);

@@ -201,9 +201,8 @@ void Engine::purge(uint64_t group) {
         continue;
       }
       if (connection->rx_in == &stream) connection->rx_in = nullptr;
-      for (const Parked& block : stream.parked) {
-        if (block.on_credit) return_credit(*connection, block.filled);
-      }
+      for (const Parked& block : stream.parked) release(*connection, block);
+      if (stream.op == nullptr) --connection->unposted;
       it = connection->in.erase(it);
     }
   }
@@ -274,12 +273,16 @@ Error Engine::peer_left(const Group& group, const Operation& op, int32_t peer) {
 // A peer may leave a group, or see it fail, before this process has made it.
 void Engine::keep_notice(Connection& connection, const FrameHeader& header, const std::byte* payload) {
   constexpr size_t kMostGroups = 1024;
-  constexpr size_t kMostNotices = 65536;
+  constexpr std::ptrdiff_t kMostRounds = 16;  // of an agreement
   const auto found = connections_.find(connection.id);
   if (closed_groups_.contains(header.key.group) || found == connections_.end() || notices_.size() >= kMostGroups)
     return;
-  if (notices_[header.key.group].size() >= kMostNotices) return;
-  notices_[header.key.group].push_back({found->second, header, {payload, payload + header.payload_nbytes}});
+  auto& notices = notices_[header.key.group];
+  const auto alike = std::ranges::count_if(notices, [&](const Notice& notice) {
+    return notice.connection.get() == &connection && notice.header.type == header.type;
+  });
+  if (alike >= (header.type == FrameType::kAgree ? kMostRounds : 1)) return;
+  notices.push_back({found->second, header, {payload, payload + header.payload_nbytes}});
 }
 
 void Engine::replay_notices(uint64_t group) {
@@ -339,10 +342,10 @@ void Engine::on_error_frame(Connection& connection, const FrameHeader& header, c
   const std::string text(reinterpret_cast<const char*>(payload) + 1 + sizeof culprit,
                          header.payload_nbytes - 1 - sizeof culprit);
   const size_t split = std::min(text.find('\0'), text.size());
-  info.peer_host = text.substr(0, split);
+  info.peer_host = printable(text.substr(0, split));
   const size_t second = std::min(text.find('\0', split + 1), text.size());
-  info.detail = split < text.size() ? text.substr(split + 1, second - split - 1) : "";
-  info.advice = second < text.size() ? text.substr(second + 1) : "";
+  info.detail = split < text.size() ? printable(text.substr(split + 1, second - split - 1)) : "";
+  info.advice = second < text.size() ? printable(text.substr(second + 1)) : "";
   if (header.key.sequence != 0) {
     info.op = to_string(header.fingerprint.kind);
     info.ticket = header.key.sequence;
@@ -354,7 +357,7 @@ void Engine::on_error_frame(Connection& connection, const FrameHeader& header, c
   fail_group(group, std::move(info));
 }
 
-void Engine::connection_lost(const ConnectionPtr& connection, std::string detail, int sys_errno) {
+void Engine::connection_lost(const ConnectionPtr& connection, std::string detail, int sys_errno, Code code) {
   if (connection->lost) return;
   connection->lost = true;
   connection->channel.receive_poller.remove(connection->fd.get());
@@ -376,7 +379,7 @@ void Engine::connection_lost(const ConnectionPtr& connection, std::string detail
       if (!sends && !receives && group->link(rank, 0).complete()) continue;  // the group's own connection will tell
       if ((sends && link.send_closed) || (receives && link.receive_closed)) continue;
       ErrorInfo info;
-      info.code = Code::kPeerLost;
+      info.code = code;
       info.peer = rank;
       info.detail = detail;
       info.sys_errno = sys_errno;

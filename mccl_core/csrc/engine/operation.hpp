@@ -49,6 +49,7 @@ struct Parked {
   uint32_t filled = 0;
   uint32_t consumed = 0;
   bool on_credit = false;
+  uint32_t cost_nbytes = 0;  // credit of the frame itself, returned with the block
 };
 
 // The bytes that one peer sends this rank on one channel in one op. Exists from the first frame or the post, whichever
@@ -69,6 +70,7 @@ struct InStream {
   uint64_t granted = 0;  // stream offset that the sender was told
   uint64_t nbytes = 0;   // all bytes of the stream, once posted
   bool requested = false;
+  bool regrant = false;    // the sender asks again: an earlier grant may not have been kept
   bool draining = false;   // a thread is taking parked bytes into the op
   bool peer_over = false;  // the peer's part of the op is over
   bool busy = false;       // a thread is reading parked or arriving bytes into the op, outside the lock

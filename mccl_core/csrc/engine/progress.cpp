@@ -51,7 +51,8 @@ bool Engine::can_consume(const InStream& stream) {
 // while the op is not ready.
 void Engine::update_grant(InStream& stream) {
   if (stream.op == nullptr || !stream.op->ready || stream.cursor == stream.steps.size()) return;
-  if (stream.nbytes < options_.eager_grant_nbytes && !stream.requested) return;
+  const bool asked = stream.requested || stream.connection->forgot_request;
+  if (stream.nbytes < options_.eager_grant_nbytes && !asked) return;
   // First what is parked: bytes granted meanwhile would be parked behind it, as many as were granted. drain() comes
   // back here when it is done.
   if (stream.draining || (!stream.parked.empty() && can_consume(stream))) return;
@@ -61,7 +62,8 @@ void Engine::update_grant(InStream& stream) {
     if (i >= stream.cursor && !step.park && !receive_open(*stream.op, step)) break;
     end += step.recv.nbytes;
   }
-  if (end <= stream.granted || end <= stream.arrived) return;
+  if (end <= stream.arrived || (end <= stream.granted && !stream.regrant)) return;
+  stream.regrant = false;
   stream.granted = end;
   ControlFrame grant;
   grant.header.type = FrameType::kGrant;
@@ -75,6 +77,21 @@ void Engine::return_credit(Connection& connection, uint64_t nbytes) {
   // Less than this rides on the next frame that goes there anyway.
   if (connection.owed_nbytes >= options_.credit_nbytes / 4 && !std::exchange(connection.credit_queued, true)) {
     queue_control(connection, {});
+  }
+}
+
+uint32_t Engine::take_owed(Connection& connection) {
+  const uint64_t owed = std::exchange(connection.owed_nbytes, 0);
+  connection.peer_credit_nbytes += owed;
+  return static_cast<uint32_t>(owed);
+}
+
+// Books the end of a parked block: its bytes are used, or nobody wants them any more.
+void Engine::release(Connection& connection, const Parked& block) {
+  if (block.on_credit) {
+    return_credit(connection, block.filled + block.cost_nbytes);
+  } else {
+    --connection.parked_granted;
   }
 }
 
@@ -97,7 +114,7 @@ void Engine::drain(InStream& stream, Lock& lock) {
     const uint32_t begin = block.consumed;
     block.consumed += static_cast<uint32_t>(n);
     if (block.consumed == block.nbytes) {
-      if (block.on_credit) return_credit(connection, block.nbytes);
+      release(connection, block);
       stream.parked.pop_front();
     }
     consume(stream, data.get() + begin, n, lock);
@@ -194,9 +211,7 @@ void Engine::leave_tables(Operation& op) {
   for (InStream* stream : op.in) {
     Connection& connection = *stream->connection;
     if (connection.rx_in == stream) connection.rx_in = nullptr;
-    for (const Parked& block : stream->parked) {
-      if (block.on_credit) return_credit(connection, block.filled);
-    }
+    for (const Parked& block : stream->parked) release(connection, block);
     connection.in.erase(StreamKey(stream->key));
   }
   op.in.clear();

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/crc32c.hpp"
 #include "engine/engine.hpp"
 #include "io/socket.hpp"
 
@@ -19,6 +20,16 @@ constexpr size_t kIdleRead_nbytes = 16 * 1024;  // read where a header is expect
 constexpr size_t kAhead_nbytes = 4 * 1024;      // read beyond a payload that goes straight to its place
 constexpr uint32_t kDirect_nbytes = 4 * 1024;   // smaller payloads are not worth a system call of their own
 constexpr int kReadsPerTurn = 8;
+constexpr size_t kMaxParkedGranted = 64 * 1024;  // blocks; honest peers park a few for each op
+
+[[noreturn]] void broken_rule(std::string detail, std::string advice) {
+  ErrorInfo info;
+  info.code = Code::kProtocol;
+  info.detail = std::move(detail);
+  info.advice = std::move(advice);
+  throw Error(std::move(info));
+}
+constexpr const char* kOneRelease = "Check that all ranks run the same release of mccl-fleet";
 }  // namespace
 
 // Where the next read puts its bytes: first into `direct` (the op's memory or a parking block), then into the scratch.
@@ -40,6 +51,8 @@ Parked& Engine::parking_block(Connection& connection, InStream& stream) {
     metrics_.parked(stream.fingerprint, block.nbytes);
     block.data = allocate(connection.pool, block.nbytes);
     block.on_credit = connection.header.on_credit;
+    block.cost_nbytes = std::exchange(connection.cost_nbytes, 0);
+    if (!block.on_credit) ++connection.parked_granted;
     stream.parked.push_back(std::move(block));
   }
   return stream.parked.back();
@@ -54,7 +67,7 @@ Engine::Target Engine::choose_target(Connection& connection) {
     target.room_nbytes += nbytes;
   };
   if (connection.begin == connection.end) connection.begin = connection.end = 0;
-  if (left >= kDirect_nbytes && stream != nullptr && connection.end == 0) {
+  if (left >= kDirect_nbytes && stream != nullptr && connection.end == 0 && !connection.header.checked) {
     if (stream->parked.empty() && can_consume(*stream)) {
       const auto index = static_cast<size_t>(stream->steps[stream->cursor]);
       const Step& step = stream->op->steps[index];
@@ -97,7 +110,7 @@ Engine::Target Engine::choose_target(Connection& connection) {
 // Books what went to the direct part of the target. Returns how many bytes that were.
 uint64_t Engine::finish_target(Connection& connection, const Target& target, uint64_t nbytes, Lock& lock) {
   const uint64_t direct = std::min(nbytes, target.direct_nbytes);
-  connection.left_nbytes -= static_cast<uint32_t>(direct);
+  took(connection, direct);
   const bool alive = connection.rx_in == target.stream && target.stream != nullptr;
   if (target.parking) {
     if (alive) {
@@ -148,7 +161,10 @@ bool Engine::receive(Connection& connection) {
       parse(connection, lock);
     } catch (const Error& fault) {
       const auto found = connections_.find(connection.id);
-      if (found != connections_.end()) connection_lost(ConnectionPtr(found->second), fault.info().detail, 0);
+      if (found != connections_.end()) {
+        connection_lost(ConnectionPtr(found->second), fault.info().detail + ". " + fault.info().advice, 0,
+                        Code::kProtocol);
+      }
       return false;
     }
     if (got < target.room_nbytes) return true;  // the socket is empty
@@ -177,10 +193,15 @@ void Engine::parse(Connection& connection, Lock& lock) {
       connection.begin += kHeaderNbytes;
       on_header(connection, lock);
     } else {
+      if (connection.unverified) {
+        if (available < connection.left_nbytes) return;
+        verify(connection, lock);
+        continue;
+      }
       const uint64_t n = deliver(connection, data, std::min<uint64_t>(available, connection.left_nbytes), lock);
       if (n == 0) return;
       connection.begin += n;
-      connection.left_nbytes -= static_cast<uint32_t>(n);
+      took(connection, n);
     }
   }
 }
@@ -200,7 +221,7 @@ void Engine::on_header(Connection& connection, Lock& lock) {
     kick(connection, false, lock);
   }
   switch (header.type) {
-    case FrameType::kData: on_data(connection, lock); break;
+    case FrameType::kData: on_data(connection); break;
     case FrameType::kGrant: {
       const auto found = connection.out.find(header.key);
       if (found != connection.out.end()) {
@@ -210,14 +231,23 @@ void Engine::on_header(Connection& connection, Lock& lock) {
         mark_ready(stream);
         kick(connection, false, lock);
       } else if (!discarded(header.key.group) && !was_posted(header.key, connection.process, true)) {
-        connection.early_grants[header.key] = header.offset;
+        // One that is not kept is asked for again.
+        const bool known = connection.early_grants.contains(header.key);
+        if (known || connection.early_grants.size() < most_waiting()) {
+          connection.early_grants[header.key] = header.offset;
+        }
       }
       break;
     }
     case FrameType::kRequest: {
       if (discarded(header.key.group) || unexpected(connection)) break;
+      if (connection.unposted >= most_waiting() && !connection.in.contains(header.key)) {
+        connection.forgot_request = true;
+        break;
+      }
       InStream& stream = in_stream(connection, header.key);
       stream.requested = true;
+      stream.regrant = true;
       stream.fingerprint = header.fingerprint;
       stream.announced = true;
       if (stream.op != nullptr && matches(stream)) update_grant(stream);
@@ -258,28 +288,76 @@ bool Engine::unexpected(Connection& connection) {
   return true;
 }
 
-void Engine::on_data(Connection& connection, Lock&) {
+void Engine::on_data(Connection& connection) {
   const FrameHeader& header = connection.header;
+  if (header.checked != options_.transport_crc) {
+    broken_rule(header.checked ? "sent a payload with a checksum" : "sent a payload without a checksum",
+                "Set MCCL_TRANSPORT_CRC alike on all ranks");
+  }
+  if (header.on_credit) {
+    const uint64_t cost = uint64_t{header.payload_nbytes} + kFrameCost_nbytes;
+    if (cost > connection.peer_credit_nbytes) broken_rule("sent more than it has credit for", kOneRelease);
+    connection.peer_credit_nbytes -= cost;
+    connection.cost_nbytes = kFrameCost_nbytes;
+  }
   connection.left_nbytes = header.payload_nbytes;
+  connection.unverified = header.checked;
   connection.rx_in = nullptr;
   if (discarded(header.key.group) || unexpected(connection)) return;
+  const auto found = connection.in.find(header.key);
+  const uint64_t arrived = found == connection.in.end() ? 0 : found->second.arrived;
+  const uint64_t granted = found == connection.in.end() ? 0 : found->second.granted;
+  if (header.offset != arrived) broken_rule("sent bytes out of their order", kOneRelease);
+  if (!header.on_credit && header.offset + header.payload_nbytes > granted) {
+    broken_rule("sent bytes that it had no grant for", kOneRelease);
+  }
+  if (connection.parked_granted >= kMaxParkedGranted) broken_rule("sent too many small frames", kOneRelease);
   InStream& stream = in_stream(connection, header.key);
   stream.fingerprint = header.fingerprint;
   stream.announced = true;
   connection.rx_in = &stream;
-  if (stream.op == nullptr) return;
-  if (!matches(stream)) return;  // the group has failed, and with it this stream
+  if (stream.op == nullptr || !matches(stream) || !fits(stream)) return;  // in error the stream is gone with its group
   if (stream.arrived == 0 && stream.op->ready) Metrics::heard(*stream.op, *connection.waits, now_ns());
-  const uint64_t parked_or_here = stream.arrived + header.payload_nbytes;
-  if (header.offset != stream.arrived || parked_or_here > stream.nbytes) {
-    ErrorInfo info;
-    info.code = Code::kProtocol;
-    info.detail = "bytes beyond the end of " + stream.fingerprint.describe();
-    info.op = to_string(stream.op->fingerprint.kind);
-    info.ticket = stream.op->ticket;
-    info.peer = stream.peer;
-    fail_group(*stream.op->group, std::move(info));
-  }
+}
+
+// Whether what has come of a posted stream, and is coming, lies inside it and holds whole elements. Otherwise the group
+// fails.
+bool Engine::fits(InStream& stream) {
+  const Connection& connection = *stream.connection;
+  const uint64_t coming = connection.rx_in == &stream ? connection.left_nbytes : 0;
+  const uint64_t element_nbytes = stream.op->element_nbytes;
+  const bool inside = stream.arrived + coming <= stream.nbytes;
+  const bool whole = connection.header.payload_nbytes % element_nbytes == 0 || connection.rx_in != &stream;
+  const bool parked_whole =
+      std::ranges::all_of(stream.parked, [&](const Parked& block) { return block.nbytes % element_nbytes == 0; });
+  if (inside && whole && parked_whole) return true;
+  ErrorInfo info;
+  info.code = Code::kProtocol;
+  info.detail =
+      (inside ? "sent a part of an element of " : "sent bytes beyond the end of ") + stream.fingerprint.describe();
+  info.op = to_string(stream.op->fingerprint.kind);
+  info.ticket = stream.op->ticket;
+  info.peer = stream.peer;
+  fail_group(*stream.op->group, std::move(info));
+  return false;
+}
+
+// Nothing of a payload with a checksum is used before it has been found intact.
+void Engine::verify(Connection& connection, Lock& lock) {
+  const std::byte* data = connection.scratch.data() + connection.begin;
+  lock.unlock();
+  const uint32_t crc = crc32c(data, connection.left_nbytes);
+  lock.lock();
+  connection.unverified = false;
+  if (crc == connection.header.payload_crc) return;
+  broken_rule("sent a payload that arrived damaged (its CRC-32C is wrong)",
+              "Check the cables, adapters and memory of both hosts; then make a new group");
+}
+
+// Books payload bytes as read. At a frame's end its own credit goes back, unless a parked block has it.
+void Engine::took(Connection& connection, uint64_t nbytes) {
+  connection.left_nbytes -= static_cast<uint32_t>(nbytes);
+  if (connection.left_nbytes == 0) return_credit(connection, std::exchange(connection.cost_nbytes, 0));
 }
 
 // Takes payload bytes from the scratch. Returns how many; 0 where an element is not complete yet.

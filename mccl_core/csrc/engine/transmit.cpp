@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/crc32c.hpp"
 #include "engine/engine.hpp"
 #include "io/socket.hpp"
 
@@ -54,11 +55,12 @@ uint64_t Engine::sendable_nbytes(Connection& connection, OutStream& stream, bool
   const uint64_t open = open_nbytes(stream);
   if (open == 0) return 0;
   uint64_t n = std::min(open, options_.segment_nbytes);
+  if (options_.transport_crc) n = std::min<uint64_t>(n, kMaxCheckedNbytes);
   on_credit = stream.granted <= stream.offset;
   if (!on_credit) {
     n = std::min(n, stream.granted - stream.offset);
   } else {
-    n = std::min(n, connection.credit_nbytes);
+    n = std::min(n, connection.credit_nbytes - std::min<uint64_t>(connection.credit_nbytes, kFrameCost_nbytes));
   }
   n -= n % stream.op->element_nbytes;
   if (n == 0 && on_credit) {
@@ -102,12 +104,15 @@ bool Engine::pick_payload(Connection& connection) {
     if (header.fingerprint.kind == OpKind::kAllToAll) header.fingerprint.nbytes = stream.nbytes;
     header.offset = stream.offset;
     header.payload_nbytes = static_cast<uint32_t>(n);
-    header.credit_nbytes = static_cast<uint32_t>(std::exchange(connection.owed_nbytes, 0));
-    const size_t at = frame.head.size();
-    frame.head.resize(at + kHeaderNbytes);
-    encode(header, frame.head.data() + at);
+    header.credit_nbytes = take_owed(connection);
+    header.checked = options_.transport_crc;
+    frame.header = header;
+    frame.header_at = frame.head.size();
+    frame.checksum_due = header.checked;
+    frame.head.resize(frame.header_at + kHeaderNbytes);
+    encode(header, frame.head.data() + frame.header_at);
     stream.offset += n;
-    if (on_credit) connection.credit_nbytes -= n;
+    if (on_credit) connection.credit_nbytes -= n + kFrameCost_nbytes;
     return true;
   }
   return false;
@@ -124,7 +129,7 @@ bool Engine::next_frame(Connection& connection) {
       if (control.header.type == FrameType::kCredit) connection.credit_queued = false;
       if (control.header.type == FrameType::kHeartbeat) connection.beat_queued = false;
       control.header.payload_nbytes = static_cast<uint32_t>(control.payload.size());
-      control.header.credit_nbytes = static_cast<uint32_t>(std::exchange(connection.owed_nbytes, 0));
+      control.header.credit_nbytes = take_owed(connection);
       const size_t at = frame.head.size();
       frame.head.resize(at + kHeaderNbytes + control.payload.size());
       encode(control.header, frame.head.data() + at);
@@ -146,6 +151,7 @@ bool Engine::transmit(Connection& connection, uint64_t budget_nbytes, Lock& lock
   while (!connection.lost && !connection.tx_broken) {
     OutFrame& frame = connection.frame;
     if (frame.idle() && !next_frame(connection)) break;
+    if (frame.checksum_due) add_checksum(connection, lock);
     if (budget_nbytes == 0) {
       more = true;
       break;
@@ -195,6 +201,26 @@ bool Engine::transmit(Connection& connection, uint64_t budget_nbytes, Lock& lock
   }
   connection.tx_busy = false;
   return more;
+}
+
+// Outside the lock, as the payload may be large; then the header is complete.
+void Engine::add_checksum(Connection& connection, Lock& lock) {
+  OutFrame& frame = connection.frame;
+  const std::shared_ptr<Operation> op = frame.op;
+  ++op->pins;
+  lock.unlock();
+  Range left = frame.payload;
+  while (left.nbytes > 0) {
+    const Buffer part = op->buffers.front(left);
+    frame.header.payload_crc = crc32c(part.data, part.nbytes, frame.header.payload_crc);
+    left.offset += part.nbytes;
+    left.nbytes -= part.nbytes;
+  }
+  lock.lock();
+  encode(frame.header, frame.head.data() + frame.header_at);
+  frame.checksum_due = false;
+  if (op->finished && frame.op == op) orphan_frame(connection);
+  unpin(op);
 }
 
 void Engine::frame_sent(Connection& connection, uint64_t nbytes, Lock& lock) {

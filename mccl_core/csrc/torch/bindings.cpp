@@ -36,6 +36,7 @@ Options options_from(const py::dict& values) {
   options.socket_buffer_nbytes = take<uint64_t>(values, "socket_buffer_nbytes");
   options.linger_ms = take<int64_t>(values, "linger_ms");
   options.heartbeat_interval_ms = take<int64_t>(values, "heartbeat_interval_ms");
+  options.transport_crc = take<bool>(values, "transport_crc");
   return options;
 }
 

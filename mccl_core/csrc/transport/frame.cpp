@@ -12,9 +12,11 @@ static_assert(std::endian::native == std::endian::little, "the wire format is li
 
 namespace {
 constexpr uint32_t kMagic = 0x4C43434D;  // "MCCL"
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kVersion = 2;
 constexpr uint8_t kFlagOnCredit = 1;
 constexpr uint8_t kFlagPointToPoint = 2;
+constexpr uint8_t kFlagChecked = 4;
+constexpr uint8_t kFlags = kFlagOnCredit | kFlagPointToPoint | kFlagChecked;
 
 struct Wire {
   uint32_t magic;
@@ -34,6 +36,8 @@ struct Wire {
   uint8_t dtype;
   uint8_t algorithm;  // in the lower half; in the upper one the number of channels, less one
   uint8_t chunk_count;
+  uint32_t payload_crc;
+  uint32_t reserved;
   uint32_t crc;
 };
 static_assert(sizeof(Wire) == kHeaderNbytes);
@@ -50,7 +54,7 @@ constexpr uint32_t max_payload_nbytes(FrameType type) {
 [[noreturn]] void malformed(const std::string& what) {
   ErrorInfo info;
   info.code = Code::kProtocol;
-  info.detail = "malformed frame: " + what;
+  info.detail = "sent a malformed frame: " + what;
   info.advice = "Check that all ranks run the same release of mccl-fleet";
   throw Error(std::move(info));
 }
@@ -106,8 +110,9 @@ void encode(const FrameHeader& header, std::byte* out) {
   wire.magic = kMagic;
   wire.version = kVersion;
   wire.type = static_cast<uint8_t>(header.type);
-  wire.flags = static_cast<uint8_t>((header.on_credit ? kFlagOnCredit : 0) |
-                                    (header.key.point_to_point ? kFlagPointToPoint : 0));
+  wire.flags =
+      static_cast<uint8_t>((header.on_credit ? kFlagOnCredit : 0) |
+                           (header.key.point_to_point ? kFlagPointToPoint : 0) | (header.checked ? kFlagChecked : 0));
   wire.kind = static_cast<uint8_t>(header.fingerprint.kind);
   wire.group = header.key.group;
   wire.sequence = header.key.sequence;
@@ -122,6 +127,7 @@ void encode(const FrameHeader& header, std::byte* out) {
   wire.algorithm = static_cast<uint8_t>(static_cast<unsigned>(header.fingerprint.algorithm) |
                                         (header.fingerprint.channel_count - 1u) << 4);
   wire.chunk_count = header.fingerprint.chunk_count;
+  wire.payload_crc = header.payload_crc;
   wire.crc = crc32c(&wire, offsetof(Wire, crc));
   std::memcpy(out, &wire, sizeof wire);
 }
@@ -135,6 +141,7 @@ FrameHeader decode(const std::byte* in) {
   if (wire.type < static_cast<uint8_t>(FrameType::kData) || wire.type > static_cast<uint8_t>(FrameType::kAgree)) {
     malformed("type " + std::to_string(wire.type));
   }
+  if ((wire.flags & ~kFlags) != 0 || wire.reserved != 0) malformed("flags");
   if (wire.kind >= static_cast<uint8_t>(OpKind::kCount)) malformed("op kind " + std::to_string(wire.kind));
   if (wire.reduce_op >= static_cast<uint8_t>(ReduceOp::kCount)) malformed("reduce op");
   if (wire.dtype >= static_cast<uint8_t>(DType::kCount)) malformed("dtype");
@@ -142,6 +149,8 @@ FrameHeader decode(const std::byte* in) {
   const auto type = static_cast<FrameType>(wire.type);
   const uint32_t most = max_payload_nbytes(type);
   if (wire.payload_nbytes > most) malformed("payload of " + std::to_string(wire.payload_nbytes) + " bytes");
+  if (type == FrameType::kData && wire.payload_nbytes == 0) malformed("data frame without data");
+  if (wire.payload_nbytes > kMaxCheckedNbytes && (wire.flags & kFlagChecked) != 0) malformed("too large to be checked");
   if (wire.offset > UINT64_MAX - wire.payload_nbytes) malformed("offset");
 
   FrameHeader header;
@@ -159,6 +168,8 @@ FrameHeader decode(const std::byte* in) {
   header.offset = wire.offset;
   header.payload_nbytes = wire.payload_nbytes;
   header.credit_nbytes = wire.credit_nbytes;
+  header.checked = (wire.flags & kFlagChecked) != 0;
+  header.payload_crc = wire.payload_crc;
   return header;
 }
 

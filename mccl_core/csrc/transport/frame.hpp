@@ -1,4 +1,4 @@
-// What is on the wire: frames of a 64-byte header and a payload.
+// What is on the wire: frames of a 72-byte header and a payload.
 //
 // All bytes that one process sends another in one op form a *stream*, in the order of the schedule's steps. A data
 // frame carries the next bytes of a stream; grants and requests name a stream offset. The header repeats what the
@@ -90,12 +90,18 @@ struct FrameHeader {
   uint64_t offset = 0;  // stream offset of the payload's first byte, or of a grant's end
   uint32_t payload_nbytes = 0;
   uint32_t credit_nbytes = 0;  // credit returned to the receiver of this frame
+  bool checked = false;        // payload_crc is that of the payload
+  uint32_t payload_crc = 0;
 };
 
-inline constexpr size_t kHeaderNbytes = 64;
+inline constexpr size_t kHeaderNbytes = 72;
 inline constexpr uint32_t kMaxPayloadNbytes = 16u << 20;
 inline constexpr uint32_t kMaxErrorNbytes = 4096;
 inline constexpr uint32_t kMaxAgreeNbytes = 8192;
+// Checked payloads are read whole before any of their bytes is used.
+inline constexpr uint32_t kMaxCheckedNbytes = 64u << 10;
+// What a frame that nobody has asked for costs its receiver besides its payload: its credit, too, is counted.
+inline constexpr uint32_t kFrameCost_nbytes = 1024;
 
 using HeaderBytes = std::array<std::byte, kHeaderNbytes>;
 void encode(const FrameHeader& header, std::byte* out);
