@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Self
 
 from mccl_core._handshake import VERSION, Hello, job_id
-
 from netns.host import Host
 
 _HELLO = Hello(job_id("given"), b"s" * 16, b"a" * 16, 0, b"n" * 16).encode()
