@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-all chaos check docs lint format types macos benchmark clean
+.PHONY: help setup demo test test-all chaos check docs lint format types macos benchmark fuzz clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -29,8 +29,8 @@ check: lint types ## what CI asks of the sources
 lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/codespell --quiet-level 2 $$(git ls-files | grep -v -E '^(LICENSE|constraints.txt)$$')
-	@git ls-files 'mccl_core/csrc/*.?pp' 'tests/cpp/*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
+	@$(BIN)/codespell --quiet-level 2 $$(git ls-files | grep -v -E '^(LICENSE|constraints.txt|tests/fuzz/corpus/.*)$$')
+	@git ls-files 'mccl_core/csrc/*.?pp' 'tests/cpp/*.cpp' 'tests/fuzz/*.?pp' | xargs $(BIN)/clang-format --dry-run --Werror
 	@PYTHONPATH=cli $(BIN)/lint-imports
 
 types: setup
@@ -42,13 +42,17 @@ docs: setup ## docs/api.md and docs/environment.md, from the sources
 format: setup ## format Python and C++
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
-	@git ls-files 'mccl_core/csrc/*.?pp' 'tests/cpp/*.cpp' | xargs $(BIN)/clang-format -i
+	@git ls-files 'mccl_core/csrc/*.?pp' 'tests/cpp/*.cpp' 'tests/fuzz/*.?pp' | xargs $(BIN)/clang-format -i
 
 macos: setup ## compile and link the extension for macOS arm64, and check it (TORCH=2.13.0 for one release)
 	@$(BIN)/python -m tools.macos $(foreach version,$(TORCH),--torch $(version))
 
 benchmark: setup ## the README's table: all-reduce, mccl and Gloo in turns
 	@$(BIN)/python benchmarks/allreduce.py --markdown
+
+MINUTES := 10
+fuzz: setup ## fuzz what a peer's bytes meet, for MINUTES=10
+	@$(BIN)/python tests/fuzz/campaign.py --minutes $(MINUTES)
 
 clean: ## everything that was built
 	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache

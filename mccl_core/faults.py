@@ -29,6 +29,7 @@ class ErrorReport:
     peer: int
     """The rank that is to blame; -1 where there is none."""
     peer_host: str
+    """That rank's host; empty where there is none."""
     errno: int
     """The system's error number; 0 where there is none."""
     detail: str

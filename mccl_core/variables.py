@@ -22,8 +22,6 @@ REPLACED: Mapping[str, str] = {
     "MCCL_FAST_MATH": "sums are made by the CPU, exactly in order: there is nothing to relax",
     "MCCL_FP32_CPU_REDUCE": "sums are always made by the CPU, as bytes arrive",
     "MCCL_GPU_THRESHOLD": "sums are made by the CPU, as bytes arrive, at every size",
-    "MCCL_HEARTBEAT_INTERVAL_MS": "a peer that goes silent is noticed by the op's timeout, MCCL_OP_TIMEOUT_MS",
-    "MCCL_IFNAME": "set MCCL_LISTEN_ADDR to this machine's address on that interface",
     "MCCL_MAX_QUEUE_DEPTH": "any number of ops may be in flight; MCCL_CREDIT_NBYTES bounds what a peer has to park",
     "MCCL_OVERLAP_COMM": "communication always overlaps with what the caller computes",
     "MCCL_PIPELINE_DEPTH": "a ring passes bytes on as they arrive; for the circulant set MCCL_CHUNK_NBYTES",
@@ -32,7 +30,6 @@ REPLACED: Mapping[str, str] = {
     "MCCL_SYNC_MODE": "a device and the engine have one way to wait for each other (docs/hand-off.md)",
     "MCCL_TCP_LOWAT": "a socket is sent what it takes; MCCL_SOCKET_BUFFER_NBYTES sizes its buffer",
     "MCCL_TOPK_RATIO": "gradients travel as they are",
-    "MCCL_TRANSPORT_CRC": "frames' headers are always checked; payloads have TCP's own checksum",
     "MCCL_UNIFIED_COLLECTIVE": "all collectives are run by one engine",
 }
 """Variables that mean nothing here → what there is instead. The name of a field does not belong here."""

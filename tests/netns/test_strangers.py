@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import time
@@ -105,15 +106,19 @@ def reduce_in_windows(rank: int, world: int, strangers: Strangers, pairs: int, w
 @pytest.mark.slow
 def test_a_storm_during_training_costs_little_throughput(network: Network) -> None:
     network.shape(Link(rate_mbit=200, burst_nbytes=32 * KIB), *network.hosts)
+    pairs = 8
     strangers = Strangers(network.hosts[WORLD], targets(network), count=STRANGERS, again=False)
-    with strangers, ranks_on(network.hosts[:WORLD], reduce_in_windows, strangers, 5, 3.0) as ranks:
+    with strangers, ranks_on(network.hosts[:WORLD], reduce_in_windows, strangers, pairs, 2.0) as ranks:
         rates = results_of(ranks.outcomes(REPORT_S))[0]
         ranks.let_go(20)
-    ratios = [stormy / calm for calm, stormy in zip(rates[::2], rates[1::2], strict=True)]
-    ratio = statistics.median(ratios)
-    print(f"\nall-reduces a second: {[round(rate, 1) for rate in rates]}; stormy/calm {ratio:.3f}")
-    assert strangers.opened.value == 5 * STRANGERS
-    assert ratio > 0.8  # 0.95, and room for a busy machine
+    calm, stormy = rates[::2], rates[1::2]
+    around = [(a + b) / 2 for a, b in zip(calm, [*calm[1:], calm[-1]], strict=True)]
+    ratio = statistics.median(s / c for s, c in zip(stormy, around, strict=True))
+    noise = statistics.median(abs(b / a - 1) for a, b in itertools.pairwise(calm))
+    print(f"\nall-reduces a second: {[round(rate, 1) for rate in rates]}")
+    print(f"stormy/calm {ratio:.3f}; one calm window differs from the next by {noise:.1%}")
+    assert strangers.opened.value == pairs * STRANGERS
+    assert ratio > 0.95 - max(0.1, 2 * noise)  # what a busy machine does to calm windows, it may do to these
 
 
 def listening_addresses() -> set[str]:

@@ -304,15 +304,12 @@ void Engine::on_data(Connection& connection) {
   connection.unverified = header.checked;
   connection.rx_in = nullptr;
   if (discarded(header.key.group) || unexpected(connection)) return;
-  const auto found = connection.in.find(header.key);
-  const uint64_t arrived = found == connection.in.end() ? 0 : found->second.arrived;
-  const uint64_t granted = found == connection.in.end() ? 0 : found->second.granted;
-  if (header.offset != arrived) broken_rule("sent bytes out of their order", kOneRelease);
-  if (!header.on_credit && header.offset + header.payload_nbytes > granted) {
+  InStream& stream = in_stream(connection, header.key);
+  if (header.offset != stream.arrived) broken_rule("sent bytes out of their order", kOneRelease);
+  if (!header.on_credit && header.offset + header.payload_nbytes > stream.granted) {
     broken_rule("sent bytes that it had no grant for", kOneRelease);
   }
   if (connection.parked_granted >= kMaxParkedGranted) broken_rule("sent too many small frames", kOneRelease);
-  InStream& stream = in_stream(connection, header.key);
   stream.fingerprint = header.fingerprint;
   stream.announced = true;
   connection.rx_in = &stream;

@@ -60,7 +60,8 @@ Schedule ring_all_reduce(Member me, uint64_t nbytes, uint64_t element_nbytes) {
 }
 
 Schedule ring_all_gather(Member me, uint64_t block_nbytes) {
-  const auto [rank, world] = me;
+  const int32_t rank = me.rank;
+  const int32_t world = me.world;  // clang 14 lets no lambda have a structured binding
   const auto block = [&](int32_t index) {
     return Range{static_cast<uint64_t>((index + world) % world) * block_nbytes, block_nbytes};
   };
