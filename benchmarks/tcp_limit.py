@@ -27,7 +27,7 @@ from options import make_parser, whole
 SEND_NBYTES = MIB
 RECEIVE_NBYTES = 256 * KIB
 PUMPED_NBYTES = 2**31  # for each figure
-SOCKETS = ("tcp", "unix")
+TRANSPORTS = {"tcp": "tcp", "unix": "auto"}  # kind of socket → MCCL_TRANSPORT
 
 
 def connected_pair(kind: str) -> tuple[socket.socket, socket.socket]:
@@ -84,27 +84,27 @@ def pump(kind: str, nbytes: int) -> float:
 
 
 @contextlib.contextmanager
-def local_sockets(kind: str) -> Iterator[None]:
-    """mccl's ranks that are started inside use these sockets among themselves."""
-    name = "MCCL_LOCAL_SOCKETS"
-    before = os.environ.get(name)
-    os.environ[name] = kind
+def transport(name: str) -> Iterator[None]:
+    """Ranks that are started inside have this MCCL_TRANSPORT."""
+    variable = "MCCL_TRANSPORT"
+    before = os.environ.get(variable)
+    os.environ[variable] = name
     try:
         yield
     finally:
         if before is None:
-            del os.environ[name]
+            del os.environ[variable]
         else:
-            os.environ[name] = before
+            os.environ[variable] = before
 
 
 def measure_round(world: int, nbytes: int, seconds: float) -> Row:
     """One round: the pump and mccl over both kinds of sockets, and Gloo beside each."""
     row: Row = {}
     gloo = []
-    for kind in SOCKETS:
+    for kind, name in TRANSPORTS.items():
         row[f"bare_{kind}"] = 2 * (world - 1) * pump(kind, nbytes)
-        with local_sockets(kind):
+        with transport(name):
             (measured,) = run_world(world, Plan((nbytes,), seconds))
         row[f"mccl_{kind}"] = measured["mccl_cpu_s_per_GB"]
         gloo.append(measured["gloo_cpu_s_per_GB"])

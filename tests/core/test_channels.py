@@ -62,9 +62,9 @@ def collectives(rank: int, world: int) -> tuple[set[int], set[int], list[str]]:
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "circulant"])
-@pytest.mark.parametrize(("world", "sockets"), [(2, "unix"), (2, "tcp"), (3, "tcp")])
+@pytest.mark.parametrize(("world", "sockets"), [(2, "auto"), (2, "tcp"), (3, "tcp")])
 def test_results_are_exact_and_the_same_everywhere(world: int, sockets: str, algorithm: str) -> None:
-    settings = {"MCCL_ALLREDUCE_ALGO": algorithm, "MCCL_LOCAL_SOCKETS": sockets, **SETTINGS}
+    settings = {"MCCL_ALLREDUCE_ALGO": algorithm, "MCCL_TRANSPORT": sockets, **SETTINGS}
     outcomes = run_ranks(world, collectives, **settings)
     assert len({text for _, _, digests in outcomes for text in digests}) == 1, "ranks or runs differ"
     for before, after, _ in outcomes:
@@ -115,9 +115,9 @@ def killed_peer(rank: int, world: int) -> tuple[str, float]:
     return str(info.value), time.monotonic() - start
 
 
-@pytest.mark.parametrize("sockets", ["unix", "tcp"])
+@pytest.mark.parametrize("sockets", ["auto", "tcp"])
 def test_a_killed_rank_is_named_by_all_others_soon(sockets: str) -> None:
-    outcomes = run_ranks_to_the_end(4, killed_peer, MCCL_LOCAL_SOCKETS=sockets, **SETTINGS)
+    outcomes = run_ranks_to_the_end(4, killed_peer, MCCL_TRANSPORT=sockets, **SETTINGS)
     for rank in (0, 1, 3):
         assert outcomes[rank].text == "", outcomes[rank].text
         text, took_s = outcomes[rank].result
