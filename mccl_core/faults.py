@@ -33,7 +33,9 @@ class ErrorReport:
     errno: int
     """The system's error number; 0 where there is none."""
     detail: str
+    """What happened, as a clause whose subject is `peer`, or the group where there is none."""
     advice: str
+    """What to do."""
     message: str
     """The text of the DistBackendError."""
 
