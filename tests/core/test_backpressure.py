@@ -55,16 +55,16 @@ class Peak:
             self.nbytes = max(self.nbytes, parked_nbytes())
 
 
-def wait_until_full(pool_nbytes: int) -> None:
-    """Until one pool is used up, and then until the bytes that are parked here no longer change.
+def wait_until_full(pools_nbytes: int) -> None:
+    """Until these pools are used up, and then until the bytes that are parked here no longer change.
 
-    Less than a quarter of the pool may be owed to the sender, for bytes that were taken at once.
+    Less than a quarter of them may be owed to the senders, for bytes that were taken at once.
     """
     unchanged, before = 0, -1
     while unchanged < QUIET_SAMPLES:
         time.sleep(0.001)
         now = parked_nbytes()
-        unchanged = unchanged + 1 if now == before and now > pool_nbytes * 3 // 4 else 0
+        unchanged = unchanged + 1 if now == before and now > pools_nbytes * 3 // 4 else 0
         before = now
 
 
@@ -73,13 +73,13 @@ def summand(rank: int, op: int) -> torch.Tensor:
     return torch.randint(0, 65536, (ELEMENTS,), generator=generator).float() * 2**rank
 
 
-def one_late_rank(rank: int, world: int, pool_nbytes: int) -> tuple[int, int]:
+def one_late_rank(rank: int, world: int, pools_nbytes: int) -> tuple[int, int]:
     dist.all_reduce(torch.ones(1))
     tensors = [summand(rank, op) for op in range(OPS)]
     store = dist.distributed_c10d._get_default_store()
     with Peak() as waiting:
         if rank == LATE:
-            wait_until_full(pool_nbytes)
+            wait_until_full(pools_nbytes)
             store.set("late rank goes", "")
         else:
             works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -98,8 +98,8 @@ def one_late_rank(rank: int, world: int, pool_nbytes: int) -> tuple[int, int]:
 @pytest.mark.parametrize("pool_nbytes", POOLS)
 def test_a_late_rank_parks_no_more_than_its_pools(pool_nbytes: int, algorithm: str) -> None:
     env: dict[str, Any] = {"MCCL_CREDIT_NBYTES": str(pool_nbytes), "MCCL_ALLREDUCE_ALGO": algorithm}
-    peaks = run_ranks(WORLD, one_late_rank, pool_nbytes, **env)
     most = pool_nbytes * SENDERS[algorithm]
+    peaks = run_ranks(WORLD, one_late_rank, most, **env)
     assert all(waiting <= most and catching_up <= most for waiting, catching_up in peaks), (most, peaks)
     assert peaks[LATE][0] > most * 3 // 4, "the late rank's pools were not used up: nothing was put to the test"
 
