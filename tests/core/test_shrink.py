@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.rank_processes import Outcome, RankProcesses
-from support.ranks import listening_socket, results_of
+from support.ranks import all_are_here, listening_socket, results_of
 from torch.nn.parallel import DistributedDataParallel
 
 import mccl_core
@@ -48,16 +48,6 @@ def run(world: int, function: Callable[[int, int], Any], *, timeout_s: float = 3
             outcomes = ranks.outcomes(TIMEOUT_S)
             ranks.let_go(15)
             return outcomes
-
-
-def all_are_here(rank: int, world: int) -> None:
-    """A barrier that leaves no op of the group in flight on anybody, and nobody waiting for the store but rank 0."""
-    store = dist.distributed_c10d._get_default_store()
-    store.set(f"here/{rank}", "1")
-    store.wait([f"here/{other}" for other in range(world)])
-    store.set(f"passed/{rank}", "1")
-    if rank == 0:  # which holds the store
-        store.wait([f"passed/{other}" for other in range(world)])
 
 
 def die() -> None:

@@ -114,6 +114,13 @@ def _rank(
     return result
 
 
+def all_are_here(rank: int, world: int) -> None:
+    """A barrier over the store, once in a process: no op of the group is in flight on anybody afterwards."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"test/here/{rank}", "1")
+    store.wait([f"test/here/{other}" for other in range(world)])
+
+
 def _wait_until(condition: Callable[[], bool], limit_s: float) -> None:
     until = time.monotonic() + limit_s
     while not condition() and time.monotonic() < until:

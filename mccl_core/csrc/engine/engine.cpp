@@ -164,7 +164,10 @@ void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<O
   if (abandoned_) throw_usage("this process was forked from a rank", "Call init_process_group in the child first");
   if (op->ready) op->copy_own_blocks();
   Lock lock(*this);
-  if (group->failure) throw *group->failure;
+  if (group->failure) {
+    name_call(*group, *op, point_to_point);
+    throw *group->failure;
+  }
   if (group->closed) throw_usage("this group was destroyed", "Make a new group with torch.distributed.new_group");
   for (const Step& step : op->steps) {
     for (const int32_t peer : {step.send_peer, step.recv_peer}) {

@@ -216,7 +216,8 @@ class Engine {
   ErrorInfo describe_wait(const Operation& op) const;
   void fail_mismatch(Group& group, const Operation& op, int32_t peer, const Fingerprint& theirs);
   void end_group(Group& group, std::shared_ptr<const Error> error);
-  void name_op(const Group& group, ErrorInfo& info) const;
+  static void name_op(const Group& group, ErrorInfo& info);
+  void name_call(Group& group, const Operation& op, const PointToPoint* point_to_point);
 
   // --- heartbeat.cpp ---
   void queue_heartbeat(Connection& connection);

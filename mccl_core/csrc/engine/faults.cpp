@@ -156,12 +156,28 @@ std::shared_ptr<const Error> Engine::open_failure() const {
   return nullptr;
 }
 
-// An error that came between two messages of no op in particular ends the oldest one.
-void Engine::name_op(const Group& group, ErrorInfo& info) const {
+// An error that concerns no op in particular ends the oldest one.
+void Engine::name_op(const Group& group, ErrorInfo& info) {
   if (!info.op.empty() || group.in_flight.empty()) return;
   const Operation& op = *group.in_flight.begin()->second;
   info.op = to_string(op.fingerprint.kind);
   info.ticket = op.ticket;
+}
+
+// The group failed while this rank had nothing in flight: the call that hears of it is the one that the error names.
+void Engine::name_call(Group& group, const Operation& op, const PointToPoint* point_to_point) {
+  ErrorInfo info = group.failure->info();
+  if (!info.op.empty()) return;
+  info.op = to_string(op.fingerprint.kind);
+  info.ticket = group.next_ticket;
+  if (point_to_point != nullptr) {
+    const auto& next = point_to_point->sends ? group.next_sent : group.next_received;
+    const StreamKey counter{group.id, static_cast<uint64_t>(point_to_point->peer), point_to_point->tag, true};
+    const auto found = next.find(counter);
+    info.ticket = found == next.end() ? 1 : found->second + 1;
+  }
+  group.failure = std::make_shared<const Error>(std::move(info));
+  last_failure_ = group.failure;
 }
 
 // Idempotent: the first error is the one that all see, and it is passed on once.
