@@ -23,7 +23,8 @@ struct MemberInfo {
 
 struct KindCounters {
   uint64_t count = 0;
-  uint64_t nbytes = 0;  // of the caller's tensor, as torch counts them
+  uint64_t nbytes = 0;       // of the caller's tensor, as torch counts them
+  uint64_t sent_nbytes = 0;  // payload that this rank has sent for them
 };
 using Counters = std::array<KindCounters, static_cast<size_t>(OpKind::kCount)>;
 

@@ -51,9 +51,14 @@ void Operation::copy_own_blocks() const {
     MCCL_ASSERT(from.nbytes == to.nbytes);
     if (from.nbytes > 0 && from.data != to.data) std::memmove(to.data, from.data, from.nbytes);
   }
+  if (codec) codec->begin();
 }
 
 void Operation::invalidate_result() const {
+  if (codec) {
+    codec->invalidate_result();
+    return;
+  }
   if (!is_floating_point(fingerprint.dtype)) return;
   for (const Step& step : steps) {
     Range left = step.recv;

@@ -99,6 +99,10 @@ void Engine::drain(InStream& stream, Lock& lock) {
 
 namespace {
 void apply(const Operation& op, const Step& step, uint64_t done, const std::byte* data, uint64_t nbytes) {
+  if (op.codec) {
+    op.codec->take(step, done, data, nbytes);
+    return;
+  }
   while (nbytes > 0) {
     const Buffer to = op.buffers.front({step.recv.offset + done, nbytes});
     uint64_t n = to.nbytes;
@@ -198,6 +202,7 @@ void Engine::settle_if_complete(const std::shared_ptr<Operation>& op) {
   KindCounters& counter = counters_[static_cast<size_t>(op->fingerprint.kind)];
   ++counter.count;
   counter.nbytes += op->nbytes;
+  for (const auto& stream : op->out) counter.sent_nbytes += stream->nbytes;
   if (op->pins == 0) settle(op);
 }
 
@@ -208,6 +213,7 @@ void Engine::unpin(const std::shared_ptr<Operation>& op) {
 // The one place where an op ends, for its waiters, its future and its callbacks.
 void Engine::settle(const std::shared_ptr<Operation>& op) {
   if (op->keep_alive) trash_.push_back(std::move(op->keep_alive));
+  if (op->codec && op->workspace) trash_.push_back(std::move(op->workspace));
   if (op->finalizer && !op->failure) {
     enqueue_completion({op, {}});
     return;

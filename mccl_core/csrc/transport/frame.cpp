@@ -30,7 +30,7 @@ struct Wire {
   uint64_t nbytes;
   uint32_t payload_nbytes;
   uint32_t credit_nbytes;
-  uint8_t reduce_op;
+  uint8_t reduce_op;  // and in the upper four bits the compression
   uint8_t dtype;
   uint8_t algorithm;
   uint8_t chunk_count;
@@ -80,7 +80,9 @@ std::string Fingerprint::describe() const {
   std::string text = to_string(kind);
   text += "(";
   if (kind != OpKind::kBarrier) {
-    text += std::string(to_string(dtype)) + ", " + std::to_string(nbytes) + " bytes";
+    text += to_string(dtype);
+    if (compression != Compression::kNone) text += std::string(" as ") + to_string(compression);
+    text += ", " + std::to_string(nbytes) + " bytes";
     if (kind == OpKind::kAllReduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter) {
       text += std::string(", ") + to_string(reduce_op);
     }
@@ -107,7 +109,8 @@ void encode(const FrameHeader& header, std::byte* out) {
   wire.nbytes = header.fingerprint.nbytes;
   wire.payload_nbytes = header.payload_nbytes;
   wire.credit_nbytes = header.credit_nbytes;
-  wire.reduce_op = static_cast<uint8_t>(header.fingerprint.reduce_op);
+  wire.reduce_op = static_cast<uint8_t>(static_cast<unsigned>(header.fingerprint.reduce_op) |
+                                        static_cast<unsigned>(header.fingerprint.compression) << 4);
   wire.dtype = static_cast<uint8_t>(header.fingerprint.dtype);
   wire.algorithm = static_cast<uint8_t>(header.fingerprint.algorithm);
   wire.chunk_count = header.fingerprint.chunk_count;
@@ -125,7 +128,10 @@ FrameHeader decode(const std::byte* in) {
     malformed("type " + std::to_string(wire.type));
   }
   if (wire.kind >= static_cast<uint8_t>(OpKind::kCount)) malformed("op kind " + std::to_string(wire.kind));
-  if (wire.reduce_op >= static_cast<uint8_t>(ReduceOp::kCount)) malformed("reduce op");
+  const auto reduce_op = static_cast<ReduceOp>(wire.reduce_op & 0xF);
+  const auto compression = static_cast<Compression>(wire.reduce_op >> 4);
+  if (reduce_op >= ReduceOp::kCount) malformed("reduce op");
+  if (compression >= Compression::kCount) malformed("compression");
   if (wire.dtype >= static_cast<uint8_t>(DType::kCount)) malformed("dtype");
   if (wire.algorithm >= static_cast<uint8_t>(Algorithm::kCount)) malformed("algorithm");
   const auto type = static_cast<FrameType>(wire.type);
@@ -138,12 +144,13 @@ FrameHeader decode(const std::byte* in) {
   header.on_credit = (wire.flags & kFlagOnCredit) != 0;
   header.key = {wire.group, wire.sequence, wire.tag, (wire.flags & kFlagPointToPoint) != 0};
   header.fingerprint = {static_cast<OpKind>(wire.kind),
-                        static_cast<ReduceOp>(wire.reduce_op),
+                        reduce_op,
                         static_cast<DType>(wire.dtype),
                         wire.root,
                         wire.nbytes,
                         static_cast<Algorithm>(wire.algorithm),
-                        wire.chunk_count};
+                        wire.chunk_count,
+                        compression};
   header.offset = wire.offset;
   header.payload_nbytes = wire.payload_nbytes;
   header.credit_nbytes = wire.credit_nbytes;

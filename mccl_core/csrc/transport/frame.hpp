@@ -53,6 +53,7 @@ struct Fingerprint {
   uint64_t nbytes = 0;
   Algorithm algorithm = Algorithm::kOnlyOne;
   uint8_t chunk_count = 1;
+  Compression compression = Compression::kNone;
 
   bool operator==(const Fingerprint&) const = default;
   std::string describe() const;
