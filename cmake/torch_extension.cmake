@@ -11,8 +11,8 @@ endif()
 message(STATUS "torch: ${TORCH_DIR}")
 
 Python_add_library(_C MODULE WITH_SOABI
-  ${CSRC}/torch/bindings.cpp ${CSRC}/torch/plan_bindings.cpp ${CSRC}/torch/process_group.cpp ${CSRC}/torch/tensors.cpp
-  ${CSRC}/torch/work.cpp)
+  ${CSRC}/torch/bindings.cpp ${CSRC}/torch/compression.cpp ${CSRC}/torch/plan_bindings.cpp
+  ${CSRC}/torch/process_group.cpp ${CSRC}/torch/tensors.cpp ${CSRC}/torch/work.cpp)
 target_include_directories(_C SYSTEM PRIVATE
   ${TORCH_DIR}/include ${TORCH_DIR}/include/torch/csrc/api/include)
 target_compile_definitions(_C PRIVATE TORCH_EXTENSION_NAME=_C TORCH_API_INCLUDE_EXTENSION_H USE_DISTRIBUTED USE_C10D)

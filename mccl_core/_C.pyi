@@ -24,6 +24,7 @@ class ProcessGroupMCCL:
         planner: dict[str, Any],
         timeout: timedelta,
         connect: Callable[[list[int]], None],
+        compression: dict[str, Any],
     ) -> None: ...
 
 # The plan that is used, then all that could be, the fastest first: (algorithm, chunks, seconds).

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mccl_core._autoload import autoload, require_backend, torch_will_autoload
 
 if TYPE_CHECKING:
+    from mccl_core.compression import Options
     from mccl_core.metrics import get_metrics, reset_metrics
     from mccl_core.planning import explain
 
@@ -20,7 +21,7 @@ try:
 except metadata.PackageNotFoundError:  # built by CMake alone, without pip
     __version__ = "0+unknown"
 
-__all__ = ["__version__", "explain", "get_metrics", "require_backend", "reset_metrics"]
+__all__ = ["Options", "__version__", "explain", "get_metrics", "require_backend", "reset_metrics"]
 
 
 def __getattr__(name: str) -> Any:
@@ -32,6 +33,10 @@ def __getattr__(name: str) -> Any:
         from mccl_core.planning import explain
 
         return explain
+    if name == "Options":
+        from mccl_core.compression import Options
+
+        return Options
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

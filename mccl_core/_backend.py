@@ -10,6 +10,7 @@ from mccl_core import links
 from mccl_core._C import ProcessGroupMCCL
 from mccl_core._rendezvous import local_address, meet
 from mccl_core._runtime import get_runtime
+from mccl_core.compression import GroupCompression, Options
 from mccl_core.config import CoreConfig
 from mccl_core.planning import number_groups, planner_options
 
@@ -21,15 +22,20 @@ def create(options: Any, backend_options: Any) -> ProcessGroupMCCL:
 
     Raises:
         SettingsError: an MCCL_* variable cannot be used.
+        TypeError: `backend_options`, the caller's pg_options, is no `mccl_core.Options`.
         DistBackendError: a rank is missing, unreachable or has another secret; the text says which and what to do.
     """
-    if backend_options is not None:
-        raise TypeError("the backend 'mccl' takes no pg_options; set MCCL_* variables instead")
+    if backend_options is not None and not isinstance(backend_options, Options):
+        raise TypeError(
+            f"pg_options: the backend 'mccl' takes mccl_core.Options, not {type(backend_options).__name__}; "
+            'say pg_options=mccl_core.Options(compression="bf16"), or set MCCL_* variables'
+        )
     config = CoreConfig.from_environment()
+    compression = GroupCompression.of(config, backend_options)
     log.setLevel(config.log_level.upper())
     store, rank, size = options.store, options.group_rank, options.group_size
     runtime = get_runtime(config, lambda: local_address(store))
-    meeting = meet(runtime, store, rank, size, options.timeout)
+    meeting = meet(runtime, store, rank, size, options.timeout, str(compression))
 
     lanes = range(2 if size == 2 else 1)  # as the engine's Group has it
 
@@ -42,7 +48,9 @@ def create(options: Any, backend_options: Any) -> ProcessGroupMCCL:
     hosts = [peer.host for peer in meeting.peers]
     profile = links.load(config.link_profile) if config.link_profile else links.default_profile(hosts)
     planner = planner_options(config, profile, number_groups(meeting.switch_groups))
-    backend = ProcessGroupMCCL(runtime.engine, meeting.group_id, rank, members, planner, options.timeout, connect)
+    backend = ProcessGroupMCCL(
+        runtime.engine, meeting.group_id, rank, members, planner, options.timeout, connect, compression.core_options()
+    )
     # Of each pair that is linked from the start the lower rank dials.
     linked = linked_ranks(rank, size)
     connect([other for other in linked if other > rank])

@@ -49,11 +49,15 @@ def local_address(store: Any) -> str:
         ) from error
 
 
-def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta) -> Meeting:
+def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta, compression: str = "none") -> Meeting:
     """Publishes this rank, reads all others. Blocks until all `size` ranks are there.
 
+    Args:
+        compression: in words, which must be the same on all ranks.
+
     Raises:
-        DistBackendError: a rank did not appear within `timeout`, or has another job secret; the text names it.
+        DistBackendError: a rank did not appear within `timeout`, has another job secret or another compression; the
+            text names it.
     """
     # A store may be used again for a new group of the same name: each meeting has keys of its own.
     store = dist.PrefixStore(f"mccl/{store.add(f'mccl/meetings/{rank}', 1)}", store)
@@ -64,9 +68,10 @@ def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta)
         store.set(_key(rank), json.dumps({"error": str(error)}))
         raise
     runtime.trust(job, secret)
-    store.set(_key(rank), _record(runtime, group_id, secret, rank))
+    store.set(_key(rank), _record(runtime, group_id, secret, rank, compression))
     peers: list[Peer] = []
     switch_groups: list[str] = []
+    compressions: list[str] = []
     strangers: list[str] = []
     for other, raw in enumerate(_read_all(store, size, timeout)):
         record = json.loads(raw)
@@ -74,7 +79,8 @@ def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta)
             raise DistBackendError(f"mccl: rank {other} could not join the group: {record['error']}")
         peer = Peer(other, bytes.fromhex(record["process"]), record["host"], record["address"], record["port"])
         switch_groups.append(record["switch_group"])
-        if not hmac.compare_digest(record["mac"], _mac(secret, group_id, peer, switch_groups[-1])):
+        compressions.append(record["compression"])
+        if not hmac.compare_digest(record["mac"], _mac(secret, group_id, peer, switch_groups[-1], compressions[-1])):
             strangers.append(f"{other} on {peer.host}")
         peers.append(peer)
         runtime.know(peer)
@@ -84,6 +90,13 @@ def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta)
             f"this rank's is used by rank {', rank '.join(strangers)}; "
             "give all ranks the same MCCL_SECRET or MCCL_SECRET_FILE"
         )
+    for other, peer in enumerate(peers):
+        if compressions[other] != compressions[0]:
+            raise DistBackendError(
+                f"mccl: rank 0 on {peers[0].host} compresses with {compressions[0]}, but rank {other} on {peer.host} "
+                f"with {compressions[other]}; give all ranks the same pg_options, or the same MCCL_COMPRESSION* and "
+                "MCCL_TOPK_* variables"
+            )
     return Meeting(group_id, job, peers, switch_groups)
 
 
@@ -125,13 +138,13 @@ def _key(rank: int) -> str:
     return f"rank/{rank}"
 
 
-def _mac(secret: bytes, group_id: int, peer: Peer, switch_group: str) -> str:
-    fields = (group_id, peer.rank, peer.process.hex(), peer.host, peer.address, peer.port, switch_group)
+def _mac(secret: bytes, group_id: int, peer: Peer, switch_group: str, compression: str) -> str:
+    fields = (group_id, peer.rank, peer.process.hex(), peer.host, peer.address, peer.port, switch_group, compression)
     message = json.dumps(["record", *fields])
     return hmac.new(secret, message.encode(), hashlib.sha256).hexdigest()
 
 
-def _record(runtime: Runtime, group_id: int, secret: bytes, rank: int) -> str:
+def _record(runtime: Runtime, group_id: int, secret: bytes, rank: int, compression: str) -> str:
     me = Peer(rank, runtime.process, runtime.config.host_name, runtime.address, runtime.port)
     return json.dumps(
         {
@@ -140,7 +153,8 @@ def _record(runtime: Runtime, group_id: int, secret: bytes, rank: int) -> str:
             "address": me.address,
             "port": me.port,
             "switch_group": runtime.config.switch_group,
-            "mac": _mac(secret, group_id, me, runtime.config.switch_group),
+            "compression": compression,
+            "mac": _mac(secret, group_id, me, runtime.config.switch_group, compression),
         }
     )
 

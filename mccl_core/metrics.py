@@ -8,10 +8,14 @@ from mccl_core._runtime import current_runtime
 
 
 class OpMetrics(TypedDict):
-    """One kind of op, over all groups of this process: ops that ended well, and the bytes of the callers' tensors."""
+    """One kind of op, over all groups of this process: ops that ended well, and the bytes of the callers' tensors.
+
+    `sent_bytes` is what this rank sent for them, as they travelled (docs/compression.md), without frames' headers.
+    """
 
     count: int
     bytes: int
+    sent_bytes: int
 
 
 class Metrics(TypedDict):

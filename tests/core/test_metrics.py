@@ -16,11 +16,11 @@ def counted(rank: int, world: int) -> None:
     dist.broadcast(torch.ones(7, dtype=torch.int64), 0)
     dist.barrier()
     ops = mccl_core.get_metrics()["ops"]
-    assert ops["all_reduce"] == {"count": 3, "bytes": 1200}
-    assert ops["broadcast"] == {"count": 1, "bytes": 56}
+    assert ops["all_reduce"] == {"count": 3, "bytes": 1200, "sent_bytes": 1200}
+    assert ops["broadcast"] == {"count": 1, "bytes": 56, "sent_bytes": 56 if rank == 0 else 0}
     assert ops["barrier"]["count"] == 1
     mccl_core.reset_metrics()
-    assert mccl_core.get_metrics()["ops"]["all_reduce"] == {"count": 0, "bytes": 0}
+    assert mccl_core.get_metrics()["ops"]["all_reduce"] == {"count": 0, "bytes": 0, "sent_bytes": 0}
 
 
 def test_ops_and_bytes_are_counted() -> None:

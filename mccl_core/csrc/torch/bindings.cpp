@@ -51,6 +51,16 @@ mccl::Planner planner_from(const py::dict& values) {
   return planner;
 }
 
+mccl::CompressionOptions compression_from(const py::dict& values) {
+  mccl::CompressionOptions options{};
+  options.compression = mccl::compression_of(take<std::string>(values, "compression"));
+  options.required = take<bool>(values, "required");
+  options.min_nbytes = take<uint64_t>(values, "min_nbytes");
+  options.topk_ratio = take<double>(values, "topk_ratio");
+  options.topk_warmup = take<uint64_t>(values, "topk_warmup");
+  return options;
+}
+
 using NamedPlan = std::tuple<std::string, int32_t, double>;
 
 std::vector<NamedPlan> plans(const py::dict& planner_values, const std::string& collective, int32_t world,
@@ -75,6 +85,7 @@ py::dict counters_of(const Engine& engine) {
     py::dict entry;
     entry["count"] = counters[kind].count;
     entry["bytes"] = counters[kind].nbytes;
+    entry["sent_bytes"] = counters[kind].sent_nbytes;
     result[mccl::to_string(static_cast<mccl::OpKind>(kind))] = entry;
   }
   return result;
@@ -117,7 +128,7 @@ void bind_engine(py::module_& m) {
 c10::intrusive_ptr<ProcessGroupMCCL> make_group(const std::shared_ptr<Engine>& engine, uint64_t id, int32_t rank,
                                                 const std::vector<std::pair<py::bytes, std::string>>& members,
                                                 const py::dict& planner_values, std::chrono::milliseconds timeout,
-                                                py::function connect) {
+                                                py::function connect, const py::dict& compression_values) {
   std::vector<MemberInfo> infos;
   for (const auto& [process, host] : members) infos.push_back({std::string(process), host});
   // Destroyed with the GIL held, whichever thread drops the group.
@@ -130,10 +141,11 @@ c10::intrusive_ptr<ProcessGroupMCCL> make_group(const std::shared_ptr<Engine>& e
     (*held)(ranks);
   };
   mccl::Planner planner = planner_from(planner_values);
+  const mccl::CompressionOptions compression = compression_from(compression_values);
   py::gil_scoped_release free_gil;
   auto group = engine->create_group(id, rank, std::move(infos));
   return c10::make_intrusive<ProcessGroupMCCL>(engine, std::move(group), std::move(planner), timeout,
-                                               std::move(connector));
+                                               std::move(connector), compression);
 }
 
 }  // namespace
@@ -153,6 +165,6 @@ PYBIND11_MODULE(_C, m) {
   mccl::bind_plans(m);
   py::class_<ProcessGroupMCCL, c10d::Backend, c10::intrusive_ptr<ProcessGroupMCCL>>(m, "ProcessGroupMCCL")
       .def(py::init(&make_group), py::arg("engine"), py::arg("group_id"), py::arg("rank"), py::arg("members"),
-           py::arg("planner"), py::arg("timeout"), py::arg("connect"));
+           py::arg("planner"), py::arg("timeout"), py::arg("connect"), py::arg("compression"));
   m.def("plans", &plans, py::arg("planner"), py::arg("collective"), py::arg("world"), py::arg("nbytes"));
 }

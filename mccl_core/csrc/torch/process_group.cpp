@@ -37,6 +37,15 @@ void premultiply(const at::Tensor& tensor, const c10d::ReduceOp& op) {
   tensor.copy_(premultiplied(tensor, op));
 }
 
+// What the op itself has to do, on tensors that live until then, and then the copies back.
+std::function<void()> finish(std::function<void()> own, const Staging& staging) {
+  if (!own) return staging.finish();
+  return [own = std::move(own), kept = staging.kept(), copy_back = staging.finish()] {
+    own();
+    if (copy_back) copy_back();
+  };
+}
+
 Elements elements_of(const at::Tensor& tensor, const c10d::ReduceOp& op, const char* name) {
   return {reduction_dtype(tensor, op, name), reduce_op(op, name)};
 }
@@ -44,13 +53,15 @@ Elements elements_of(const at::Tensor& tensor, const c10d::ReduceOp& op, const c
 }  // namespace
 
 ProcessGroupMCCL::ProcessGroupMCCL(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, Planner planner,
-                                   std::chrono::milliseconds timeout, Connector connector)
+                                   std::chrono::milliseconds timeout, Connector connector,
+                                   const CompressionOptions& compression)
     : c10d::Backend(group->rank, group->world()),
       engine_(std::move(engine)),
       group_(std::move(group)),
       planner_(std::move(planner)),
       timeout_(timeout),
-      connector_(std::move(connector)) {}
+      connector_(std::move(connector)),
+      compressor_(compression) {}
 
 ProcessGroupMCCL::~ProcessGroupMCCL() { engine_->close_group(group_); }
 
@@ -81,7 +92,7 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::start(Call call, const Staging& stag
   try {
     const OperationPtr op = build();
     op->keep_alive = std::make_shared<Tensors>(staging.kept());
-    op->finalizer = staging.finish();
+    op->finalizer = finish(std::move(op->finalizer), staging);
     const auto timeout = call.timeout == c10d::kUnsetTimeout ? timeout_ : call.timeout;
     op->deadline = deadline_after_ms(timeout.count());
     const auto missing = engine_->unconnected_peers(*group_, *op);
@@ -102,7 +113,7 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::allreduce(Tensors& tensors, const c1
   Staging staging;
   const Buffer data = buffer_of(staging.in_place(tensor));
   return start({c10d::OpType::ALLREDUCE, opts.timeout, tensors}, staging,
-               [&] { return all_reduce(planner_, me(), {data}, elements); });
+               [&] { return compressor_.all_reduce(planner_, me(), tensors, {data}, elements); });
 }
 
 // One op over all tensors: its address space is their concatenation.
@@ -118,7 +129,7 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::allreduce_coalesced(Tensors& tensors
     buffers.push_back(buffer_of(staging.in_place(tensor)));
   }
   return start({c10d::OpType::ALLREDUCE_COALESCED, opts.timeout, tensors}, staging,
-               [&] { return all_reduce(planner_, me(), buffers, elements); });
+               [&] { return compressor_.all_reduce(planner_, me(), tensors, buffers, elements); });
 }
 
 ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
@@ -174,7 +185,7 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::reduce_scatter_buffers(Staging& stag
   const Elements elements = elements_of(output, opts.reduceOp, "reduce_scatter");
   const Buffer out = buffer_of(staging.output(output));
   return start({type, opts.timeout, {output}}, staging,
-               [&] { return mccl::reduce_scatter(planner_, me(), inputs, out, elements); });
+               [&] { return compressor_.reduce_scatter(planner_, me(), inputs, out, elements); });
 }
 
 ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::reduce_scatter(Tensors& outputs, TensorLists& inputs,

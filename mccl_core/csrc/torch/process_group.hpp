@@ -11,6 +11,7 @@
 
 #include "engine/engine.hpp"
 #include "op/collective.hpp"
+#include "torch/compression.hpp"
 #include "torch/tensors.hpp"
 #include "torch/work.hpp"
 
@@ -22,7 +23,7 @@ class ProcessGroupMCCL : public c10d::Backend {
   using Connector = std::function<void(const std::vector<int32_t>&)>;
 
   ProcessGroupMCCL(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, Planner planner,
-                   std::chrono::milliseconds timeout, Connector connector);
+                   std::chrono::milliseconds timeout, Connector connector, const CompressionOptions& compression);
   ~ProcessGroupMCCL() override;
 
   const std::string getBackendName() const override { return "mccl"; }
@@ -73,6 +74,7 @@ class ProcessGroupMCCL : public c10d::Backend {
   const Planner planner_;
   std::chrono::milliseconds timeout_;
   Connector connector_;
+  Compressor compressor_;
   std::atomic<uint64_t> sequence_{0};
 };
 
