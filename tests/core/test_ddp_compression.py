@@ -25,31 +25,38 @@ SEEDS = range(4)
 
 def train(
     rank: int, world: int, seed: int, group: dist.ProcessGroup, hook: Callable[..., Any] | None, **ddp_options: Any
-) -> tuple[list[float], str]:
-    """Losses over all ranks, by step, and the digest of the weights at the end."""
+) -> tuple[torch.Tensor, str]:
+    """Losses of all ranks' samples [steps, samples], and the digest of the weights at the end."""
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 10))
     ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.1, **ddp_options)
     if hook is not None:
-        ddp.register_comm_hook(group, hook)
-    optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
+        # DDP refuses bf16_compress_hook by its name where there is no NCCL; Gloo adds bf16 all the same.
+        ddp.register_comm_hook(group, lambda state, bucket: hook(state, bucket))
+    # Smooth, and without Adam, which makes the smallest gradients as large as all others: what deviates is what was
+    # rounded, and not what chance made of it since.
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.2)
     losses = []
     for step in range(STEPS):
         generator = torch.Generator().manual_seed((seed * STEPS + step) * world + rank)
         x = torch.randn(32, 64, generator=generator)
         y = (x[:, :10] + torch.randn(32, 10, generator=generator)).argmax(1)
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(ddp(x), y)
-        loss.backward()
+        scores = ddp(x)
+        nn.functional.cross_entropy(scores, y).backward()
         optimizer.step()
-        mean = loss.detach().clone()
-        dist.all_reduce(mean)
-        losses.append(mean.item() / world)
-    return losses, digest(torch.cat([p.flatten() for p in model.parameters()]))
+        losses.append(nn.functional.cross_entropy(scores.detach().double(), y, reduction="none"))
+    everyones = [torch.empty(STEPS, 32, dtype=torch.float64) for _ in range(world)]
+    dist.all_gather(everyones, torch.stack(losses))
+    return torch.cat(everyones, 1), digest(torch.cat([p.flatten() for p in model.parameters()]))
 
 
-def deviations(rank: int, world: int, backend: str) -> tuple[dict[str, float], list[str]]:
-    """Mean absolute deviation of the losses from those of the fp32 run of the same backend, by precision."""
+def rms(values: list[torch.Tensor]) -> float:
+    return torch.cat([value.flatten() for value in values]).square().mean().sqrt().item()
+
+
+def deviations(rank: int, world: int, backend: str) -> tuple[dict[str, tuple[float, float]], list[str]]:
+    """How far losses are from those of the same backend's fp32 run: root mean squares over samples and over steps."""
     found = {}
     digests = []
     for name, hook in HOOKS.items():
@@ -63,8 +70,8 @@ def deviations(rank: int, world: int, backend: str) -> tuple[dict[str, float], l
             whole, _ = train(rank, world, seed, dist.group.WORLD, None)
             rounded, weights = train(rank, world, seed, group, hook)
             digests.append(weights)
-            differences += [abs(a - b) for a, b in zip(whole, rounded, strict=True)]
-        found[name] = sum(differences) / len(differences)
+            differences.append(rounded - whole)
+        found[name] = (rms(differences), rms([difference.mean(1) for difference in differences]))
     return found, digests
 
 
@@ -75,9 +82,9 @@ def test_losses_deviate_no_more_than_with_gloo_and_pytorchs_hook() -> None:
     theirs = run_ranks(4, deviations, "gloo", backend="gloo", timeout_s=300)
     assert all(digests == ours[0][1] for _, digests in ours), "the ranks' models differ"
     for name in HOOKS:
-        mine, gloos = ours[0][0][name], theirs[0][0][name]
-        print(f"{name}: mean deviation of the loss from fp32: {mine:.3g}, Gloo with PyTorch's hook {gloos:.3g}")
-        assert 0 < mine <= 1.2 * gloos
+        for what, mine, gloos in zip(("samples", "steps"), ours[0][0][name], theirs[0][0][name], strict=True):
+            print(f"{name}: losses of {what} are {mine:.3g} from fp32's, Gloo's with PyTorch's hook {gloos:.3g}")
+            assert 0 < mine <= 1.2 * gloos
 
 
 def options_of_ddp(rank: int, world: int) -> None:
@@ -85,7 +92,8 @@ def options_of_ddp(rank: int, world: int) -> None:
         for compression in ("bf16", "topk"):
             job = {"MCCL_COMPRESSION": compression, "MCCL_COMPRESSION_MIN_NBYTES": "1024", "MCCL_TOPK_WARMUP": "5"}
             losses, weights = train(rank, world, 0, group_with(job), None, **options)
-            assert losses[-1] < losses[0] - 0.3, f"{compression}, {options}: it does not learn: {losses}"
+            learned = (losses[:5].mean() - losses[-5:].mean()).item()
+            assert learned > 0.03, f"{compression}, {options}: it does not learn: {losses.mean(1)}"
             all_weights: list[Any] = [None] * world
             dist.all_gather_object(all_weights, weights)
             assert set(all_weights) == {weights}, f"{compression}, {options}: the ranks' models differ"
