@@ -11,6 +11,7 @@ class OpCounters(TypedDict):
     count: int
     failed: int
     nbytes: int
+    sent_nbytes: int
     bus_nbytes: int
     busy_ns: int
     queued_ns: int
@@ -41,6 +42,7 @@ class ProcessGroupMCCL:
         timeout: timedelta,
         connect: Callable[[int, int], None],  # rank, channel
         regroup: Callable[[list[int], bool], ProcessGroupMCCL | None],
+        compression: dict[str, Any],
     ) -> None: ...
     @property
     def group_id(self) -> int: ...

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mccl_core._autoload import autoload, install_finder, require_backend, torch_will_autoload
 
 if TYPE_CHECKING:
+    from mccl_core.compression import Options
     from mccl_core.ddp import ddp_hook
     from mccl_core.faults import ErrorReport, last_error, require_healthy, shrink
     from mccl_core.metrics import get_metrics, log_metrics, reset_metrics
@@ -36,6 +37,7 @@ except metadata.PackageNotFoundError:  # built by CMake alone, without pip
 
 __all__ = [
     "ErrorReport",
+    "Options",
     "__version__",
     "ddp_hook",
     "explain",
@@ -52,6 +54,7 @@ __all__ = [
 
 _MODULE_OF = {
     "ErrorReport": "mccl_core.faults",
+    "Options": "mccl_core.compression",
     "ddp_hook": "mccl_core.ddp",
     "explain": "mccl_core.planning",
     "explain_network": "mccl_core.network",

@@ -39,7 +39,7 @@ def create_backend(options: Any, backend_options: Any = None) -> Any:
 
     Args:
         options: torch's `_DistributedBackendOptions` (store, rank, size, timeout, group id).
-        backend_options: must be None; `mccl` takes its options from `MCCL_*` variables.
+        backend_options: the caller's `pg_options`: `mccl_core.Options` or None.
     """
     from mccl_core._backend import create
 

@@ -19,6 +19,7 @@ from mccl_core._network import NetworkError, choose, store_host
 from mccl_core._rendezvous import Meeting, decline, meet
 from mccl_core._runtime import Runtime, get_runtime
 from mccl_core._shrink import Regroup
+from mccl_core.compression import GroupCompression, Options
 from mccl_core.config import CoreConfig, environment
 from mccl_core.planning import number_groups, planner_options
 from mccl_core.prometheus import metrics_text
@@ -31,11 +32,16 @@ def create(options: Any, backend_options: Any) -> ProcessGroupMCCL:
 
     Raises:
         SettingsError: an MCCL_* variable cannot be used.
+        TypeError: `backend_options`, the caller's pg_options, is no `mccl_core.Options`.
         DistBackendError: a rank is missing, unreachable or has another secret; the text says which and what to do.
     """
-    if backend_options is not None:
-        raise TypeError("the backend 'mccl' takes no pg_options; set MCCL_* variables instead")
+    if backend_options is not None and not isinstance(backend_options, Options):
+        raise TypeError(
+            f"pg_options: the backend 'mccl' takes mccl_core.Options, not {type(backend_options).__name__}; "
+            'say pg_options=mccl_core.Options(compression="bf16"), or set MCCL_* variables'
+        )
     config = CoreConfig.from_environment()
+    compression = GroupCompression.of(config, backend_options)
     log.setLevel(config.log_level.upper())
     store, rank, size = options.store, options.group_rank, options.group_size
     timeout = options.timeout
@@ -49,17 +55,22 @@ def create(options: Any, backend_options: Any) -> ProcessGroupMCCL:
         decline(store, rank, str(error))
         raise DistBackendError(f"mccl: rank {rank} on {config.host_name}: {error}") from error
     runtime.serve_metrics(metrics_text)
-    meeting = meet(runtime, store, rank, size, timeout)
+    meeting = meet(runtime, store, rank, size, timeout, str(compression))
     hosts = [peer.host for peer in meeting.peers]
     if hosts.index(hosts[rank]) == rank:  # one of each machine's ranks speaks for all
         remark_once(environment())
-    backend, link = _make(runtime, config, meeting, rank, timeout)
+    backend, link = _make(runtime, config, compression, meeting, rank, timeout)
     link()
     return backend
 
 
 def _make(
-    runtime: Runtime, config: CoreConfig, meeting: Meeting, rank: int, timeout: timedelta
+    runtime: Runtime,
+    config: CoreConfig,
+    compression: GroupCompression,
+    meeting: Meeting,
+    rank: int,
+    timeout: timedelta,
 ) -> tuple[ProcessGroupMCCL, Callable[[], None]]:
     """The backend of a group whose members know each other, and what links it to them, which blocks."""
     size = len(meeting.peers)
@@ -69,7 +80,7 @@ def _make(
             runtime.dial(meeting.peers[other], meeting.job, lane)
 
     def make(smaller: Meeting, number: int) -> tuple[ProcessGroupMCCL, Callable[[], None]]:
-        return _make(runtime, config, smaller, number, timeout)
+        return _make(runtime, config, compression, smaller, number, timeout)
 
     def link() -> None:
         # Of each pair that is linked from the start the lower rank dials. That is on the first channel; links on
@@ -90,7 +101,17 @@ def _make(
     planner = planner_options(config, profile, number_groups(meeting.switch_groups))
     connect_timeout = timedelta(milliseconds=config.connect_timeout_ms)
     regroup = Regroup(meeting, rank, address=runtime.address, timeout=connect_timeout, make=make)
-    backend = ProcessGroupMCCL(runtime.engine, meeting.group_id, rank, members, planner, timeout, connect, regroup)
+    backend = ProcessGroupMCCL(
+        runtime.engine,
+        meeting.group_id,
+        rank,
+        members,
+        planner,
+        timeout,
+        connect,
+        regroup,
+        compression.core_options(),
+    )
     return backend, link
 
 

@@ -44,6 +44,7 @@ class _Record(BaseModel):
     port: int = Field(ge=1, le=65535)
     switch_group: str
     wire: dict[str, int]
+    compression: str
     mac: str = ""
 
     def signed(self, secret: bytes, group_id: int, rank: int) -> _Record:
@@ -51,11 +52,15 @@ class _Record(BaseModel):
         return self.model_copy(update={"mac": hmac.new(secret, message.encode(), hashlib.sha256).hexdigest()})
 
 
-def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta) -> Meeting:
+def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta, compression: str = "none") -> Meeting:
     """Publishes this rank, reads all others. Blocks until all `size` ranks are there.
 
+    Args:
+        compression: in words, which must be the same on all ranks.
+
     Raises:
-        DistBackendError: a rank did not appear within `timeout`, or has another job secret; the text names it.
+        DistBackendError: a rank did not appear within `timeout`, has another job secret or another compression; the
+            text names it.
     """
     store = _meeting_place(store, rank)
     try:
@@ -65,11 +70,12 @@ def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta)
         store.set(_key(rank), json.dumps({"error": str(error)}))
         raise
     runtime.trust(job, secret)
-    own = _own_record(runtime)
+    own = _own_record(runtime, compression)
     store.set(_key(rank), own.signed(secret, group_id, rank).model_dump_json())
     me = f"rank {rank} on {runtime.config.host_name}"
     peers: list[Peer] = []
     switch_groups: list[str] = []
+    compressions: list[str] = []
     strangers: list[str] = []
     for other, raw in enumerate(_read_all(store, size, timeout)):
         record = _parse(other, raw)
@@ -81,6 +87,7 @@ def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta)
         _check_reach(me, own, peer)
         peers.append(peer)
         switch_groups.append(record.switch_group)
+        compressions.append(record.compression)
         runtime.know(peer)
     if strangers:
         raise DistBackendError(
@@ -88,6 +95,13 @@ def meet(runtime: Runtime, store: Any, rank: int, size: int, timeout: timedelta)
             f"this rank's is used by rank {', rank '.join(strangers)}; "
             "give all ranks the same MCCL_SECRET or MCCL_SECRET_FILE"
         )
+    for other, peer in enumerate(peers):
+        if compressions[other] != compressions[0]:
+            raise DistBackendError(
+                f"mccl: rank 0 on {peers[0].host} compresses with {compressions[0]}, but rank {other} on {peer.host} "
+                f"with {compressions[other]}; give all ranks the same pg_options, or the same MCCL_COMPRESSION* and "
+                "MCCL_TOPK_* variables"
+            )
     return Meeting(group_id, job, peers, switch_groups)
 
 
@@ -180,7 +194,7 @@ def _key(rank: int) -> str:
     return f"rank/{rank}"
 
 
-def _own_record(runtime: Runtime) -> _Record:
+def _own_record(runtime: Runtime, compression: str) -> _Record:
     config = runtime.config
     return _Record(
         process=runtime.process.hex(),
@@ -189,6 +203,7 @@ def _own_record(runtime: Runtime) -> _Record:
         port=runtime.port,
         switch_group=config.switch_group,
         wire=config.wire_settings(),
+        compression=compression,
     )
 
 

@@ -18,6 +18,7 @@ KIB = 1024
 MIB = 1024 * KIB
 Nbytes = Annotated[int, Field(ge=0)]
 AnyCase = BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)
+CompressionName = Literal["none", "fp16", "bf16", "topk"]
 
 
 class CoreConfig(BaseModel):
@@ -74,6 +75,16 @@ class CoreConfig(BaseModel):
     )
     channel_nbytes: int = Field(
         4 * MIB, ge=KIB, description="Of a collective's bytes, the least that a channel gets if there are several."
+    )
+    compression: CompressionName = Field(
+        "none", description="How floating-point gradients travel: all-reduces, and with fp16 and bf16 reduce-scatters."
+    )
+    compression_min_nbytes: Nbytes = Field(
+        64 * KIB, description="Smaller reductions go as they are, so that losses and metrics stay exact."
+    )
+    topk_ratio: float = Field(0.01, gt=0, le=1, description="Share of a tensor's elements that topk sends.")
+    topk_warmup: int = Field(
+        100, ge=0, le=2**63 - 1, description="All-reduces of each size that go whole before topk begins."
     )
     socket_buffer_nbytes: int = Field(
         0, ge=0, le=1024 * MIB, description="Socket buffers, in bytes; 0 leaves it to the system."

@@ -30,6 +30,8 @@ class AlgorithmMetrics(TypedDict):
     """Ops that ended with an error."""
     bytes: int
     """Of the callers' tensors; of all-gather, reduce-scatter, gather and scatter: of one rank's tensor."""
+    sent_bytes: int
+    """Payload that this rank sent for them, as it travelled: compression makes it less (docs/compression.md)."""
     bus_bytes: int
     """What these ops need of a rank's link, each way: for an all-reduce 2(N-1)/N of its bytes, as in nccl-tests."""
     busy_s: float
@@ -56,6 +58,8 @@ class OpMetrics(TypedDict):
     """Ops that ended well."""
     bytes: int
     """As `AlgorithmMetrics.bytes`."""
+    sent_bytes: int
+    """As `AlgorithmMetrics.sent_bytes`."""
     algorithms: dict[str, AlgorithmMetrics]
     """By algorithm, those that were used; "only" for kinds that have one."""
 
@@ -111,6 +115,7 @@ def _op(used: list[OpCounters], runtime: Runtime) -> OpMetrics:
     return {
         "count": sum(entry["count"] for entry in used),
         "bytes": sum(entry["nbytes"] for entry in used),
+        "sent_bytes": sum(entry["sent_nbytes"] for entry in used),
         "algorithms": algorithms,
     }
 
@@ -121,6 +126,7 @@ def _algorithm(entry: OpCounters, runtime: Runtime) -> AlgorithmMetrics:
         "count": entry["count"],
         "failed": entry["failed"],
         "bytes": entry["nbytes"],
+        "sent_bytes": entry["sent_nbytes"],
         "bus_bytes": entry["bus_nbytes"],
         "busy_s": busy_ns / 1e9,
         "busbw_GBps": entry["bus_nbytes"] / busy_ns if busy_ns else 0.0,

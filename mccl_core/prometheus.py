@@ -15,6 +15,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[AlgorithmMetrics], float]], ...] = (
     ("mccl_ops_total", "Ops that ended well.", lambda m: m["count"]),
     ("mccl_failed_ops_total", "Ops that ended with an error.", lambda m: m["failed"]),
     ("mccl_bytes_total", "Bytes of the callers' tensors.", lambda m: m["bytes"]),
+    ("mccl_sent_bytes_total", "Payload that this rank sent, as it travelled.", lambda m: m["sent_bytes"]),
     ("mccl_bus_bytes_total", "Bytes that the ops need of this rank's link, each way.", lambda m: m["bus_bytes"]),
     ("mccl_busy_seconds_total", "Time in which at least one op was under way.", lambda m: m["busy_s"]),
     ("mccl_queue_seconds_total", "Time that ops waited to send their first bytes.", lambda m: m["queue_s"]),

@@ -17,7 +17,6 @@ ALIASES: Mapping[str, str] = {
 """Other names of variables → fields of `CoreConfig`; MCCL_<FIELD> wins where both are set."""
 
 REPLACED: Mapping[str, str] = {
-    "MCCL_COMPRESSION": "gradients travel as they are; DDP's fp16_compress_hook halves their bytes",
     "MCCL_EVENT_SYNC": "a device and the engine have one way to wait for each other (docs/hand-off.md)",
     "MCCL_FAST_MATH": "sums are made by the CPU, exactly in order: there is nothing to relax",
     "MCCL_FP32_CPU_REDUCE": "sums are always made by the CPU, as bytes arrive",
@@ -29,7 +28,6 @@ REPLACED: Mapping[str, str] = {
     "MCCL_SHADER_PATH": "there are no shaders to load",
     "MCCL_SYNC_MODE": "a device and the engine have one way to wait for each other (docs/hand-off.md)",
     "MCCL_TCP_LOWAT": "a socket is sent what it takes; MCCL_SOCKET_BUFFER_NBYTES sizes its buffer",
-    "MCCL_TOPK_RATIO": "gradients travel as they are",
     "MCCL_UNIFIED_COLLECTIVE": "all collectives are run by one engine",
 }
 """Variables that mean nothing here → what there is instead. The name of a field does not belong here."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import pytest
 import torch
 import torch.distributed as dist
 from support.algorithms import groups_by_algorithm
+from support.digests import digest
 from support.ranks import run_ranks
 
 from mccl_core import explain
@@ -74,12 +73,6 @@ def cases() -> list[tuple[torch.dtype, str]]:
     integer = [(dtype, op) for dtype in INTEGERS for op in ARITHMETIC + BITWISE]
     logical = [(torch.bool, op) for op in ["SUM", "PRODUCT", "MIN", "MAX", *BITWISE]]
     return floating + integer + logical
-
-
-def digest(tensor: torch.Tensor) -> str:
-    if tensor.numel() == 0:
-        return ""
-    return hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def all_cases(rank: int, world: int) -> list[str]:

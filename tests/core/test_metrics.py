@@ -32,7 +32,7 @@ def counted(rank: int, world: int) -> None:
     assert (ops["broadcast"]["count"], ops["broadcast"]["bytes"]) == (1, 56)
     assert ops["barrier"]["count"] == 1
     mccl_core.reset_metrics()
-    assert mccl_core.get_metrics()["ops"]["all_reduce"] == {"count": 0, "bytes": 0, "algorithms": {}}
+    assert mccl_core.get_metrics()["ops"]["all_reduce"] == {"count": 0, "bytes": 0, "sent_bytes": 0, "algorithms": {}}
 
 
 def test_ops_and_bytes_are_counted() -> None:

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "engine/engine.hpp"
-#include "op/collective.hpp"
+#include "op/sparse.hpp"
 
 using namespace mccl;
 
@@ -110,11 +110,18 @@ std::unique_ptr<Started> start(Engine& engine, const std::shared_ptr<Group>& gro
   s->root = static_cast<int>(random() % static_cast<unsigned>(me.world));
   s->count = random() % 3 == 0 ? random() % 40'000 : random() % 300;
   s->round = round;
+  const unsigned form = random() % 3;  // exact as well: fp16 holds the sums, and all elements are sent
+  static const auto wire = std::make_shared<WireState>();
   const bool blocks_in = s->kind == 3;
   s->data.resize(blocks_in ? s->count * static_cast<size_t>(me.world) : s->count);
   for (size_t i = 0; i < s->data.size(); ++i) s->data[i] = value(me.rank, round, i);
   const Elements sum{DType::kFloat32, ReduceOp::kSum};
-  if (s->kind == 0) {
+  if (s->kind == 0 && form == 1 && s->count > 0) {
+    s->op = compressed_all_reduce(planner(me.world, round), me, {buffer_of(s->data)}, sum, Compression::kFloat16, wire);
+  } else if (s->kind == 0 && form == 2 && s->count > 0) {
+    s->op = sparse_all_reduce(planner(me.world, round), me, {buffer_of(s->data)},
+                              std::make_shared<Residual>(s->count, DType::kFloat32), s->count, sum, wire);
+  } else if (s->kind == 0) {
     s->op = all_reduce(planner(me.world, round), me, {buffer_of(s->data)}, sum);
   } else if (s->kind == 1) {
     s->op = broadcast(me, s->root, buffer_of(s->data), DType::kFloat32);
@@ -122,6 +129,10 @@ std::unique_ptr<Started> start(Engine& engine, const std::shared_ptr<Group>& gro
     s->result.resize(s->count * static_cast<size_t>(me.world));
     s->op = all_gather(planner(me.world, round), me, buffer_of(s->data), slices(s->result, me.world, s->count),
                        DType::kFloat32);
+  } else if (form == 1 && s->count > 0) {
+    s->result.resize(s->count);
+    s->op = compressed_reduce_scatter(planner(me.world, round), me, slices(s->data, me.world, s->count),
+                                      buffer_of(s->result), sum, Compression::kFloat16, wire);
   } else {
     s->result.resize(s->count);
     s->op =

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 
-def groups_by_algorithm(rank: int, world: int) -> dict[str, dist.ProcessGroup]:
+def groups_by_algorithm(rank: int, world: int, pg_options: Any = None) -> dict[str, dist.ProcessGroup]:
     """A group for each algorithm that a world of this size can use; ranks take turns behind two switches."""
     # So that 64 KiB go in several chunks, also where that is a matter of cost: without latency they cost nothing.
     os.environ["MCCL_CHUNK_NBYTES"] = "16384"
@@ -20,6 +21,6 @@ def groups_by_algorithm(rank: int, world: int) -> dict[str, dist.ProcessGroup]:
     groups = {}
     for name in ["ring", "recursive_doubling", "two_level"] + (["circulant"] if world > 2 else []):
         os.environ["MCCL_ALLREDUCE_ALGO"] = name
-        groups[name] = dist.new_group(backend="mccl")
+        groups[name] = dist.new_group(backend="mccl", pg_options=pg_options)
     Path(profile.name).unlink()
     return groups

@@ -191,8 +191,7 @@ Error Engine::excluded_error(const Group& group, const Verdict& verdict) {
   info.rank = group.rank;
   info.peer = coordinator_of(verdict.excluded);
   info.peer_host = group.members[static_cast<size_t>(info.peer)].host;
-  info.detail =
-      "goes on with the others in a smaller group, without rank(s) " + describe(verdict.excluded);
+  info.detail = "goes on with the others in a smaller group, without rank(s) " + describe(verdict.excluded);
   info.advice =
       "This rank was named by another one, or they had lost it: see their logs. End this process, or start "
       "it anew and let it join a new group";

@@ -308,6 +308,7 @@ void Engine::complete(Completion& completion) {
   if (completion.settles) {
     if (op.failure && op.invalidates) op.invalidate_result();
     try {
+      if (op.codec && !op.failure) op.codec->finish();
       if (op.finalizer) op.finalizer();
     } catch (const std::exception& fault) {
       ErrorInfo info;
@@ -319,6 +320,7 @@ void Engine::complete(Completion& completion) {
     }
     op.finalizer = nullptr;
     op.keep_alive.reset();
+    if (op.codec) op.workspace.reset();
     completion.callbacks = op.settle();
   }
   for (const auto& callback : completion.callbacks) callback();

@@ -62,6 +62,7 @@ void Metrics::ended(const Operation& op, TimePoint now) {
   }
   ++counters.count;
   counters.nbytes += op.nbytes;
+  for (const auto& stream : op.out) counters.sent_nbytes += stream->nbytes;
   counters.bus_nbytes += bus_nbytes(op.fingerprint.kind, op.nbytes, static_cast<uint64_t>(op.group->world()));
 }
 

@@ -23,6 +23,7 @@ struct OpCounters {
   uint64_t count = 0;          // ops that ended well
   uint64_t failed = 0;         // ops that ended with an error
   uint64_t nbytes = 0;         // of the caller's tensors, as torch counts them
+  uint64_t sent_nbytes = 0;    // payload that this rank sent for them, as it travelled
   uint64_t bus_nbytes = 0;     // what a rank's link has to carry for them, each way
   int64_t busy_ns = 0;         // while at least one of them was under way
   int64_t queued_ns = 0;       // ready to be sent, until the first byte went out

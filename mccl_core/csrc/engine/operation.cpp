@@ -61,9 +61,14 @@ void Operation::copy_own_blocks() const {
     MCCL_ASSERT(from.nbytes == to.nbytes);
     if (from.nbytes > 0 && from.data != to.data) std::memmove(to.data, from.data, from.nbytes);
   }
+  if (codec) codec->begin();
 }
 
 void Operation::invalidate_result() const {
+  if (codec) {
+    codec->invalidate_result();
+    return;
+  }
   if (!nan_byte) return;
   for (const Buffer& result : results) {
     if (result.nbytes > 0) std::memset(result.data, std::to_integer<int>(*nan_byte), result.nbytes);

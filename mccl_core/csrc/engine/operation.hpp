@@ -15,6 +15,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "engine/buffers.hpp"
+#include "engine/codec.hpp"
 #include "reduce/reduce.hpp"
 #include "schedule/step.hpp"
 #include "transport/frame.hpp"
@@ -101,7 +102,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // Runs `callback` on the engine's completion thread, or here and now if the op has settled already.
   void on_settled(std::function<void()> callback);
 
-  // Copies `own_blocks`. On the thread that submits the op or makes it ready.
+  // Copies `own_blocks` and lets the codec begin. On the thread that submits the op or makes it ready.
   void copy_own_blocks() const;
   // Fills the result with NaN, if it is floating-point: nobody shall take what a failed op has left for a result. Only
   // once no thread of the engine uses the buffers.
@@ -127,6 +128,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // A failed op is invalidated before it settles; false where a device may still write its buffers.
   bool invalidates = true;
   std::shared_ptr<std::byte[]> workspace;  // memory of the op's own that is among its buffers
+  // Where elements travel in another form than they have in memory. The buffers are those of the wire, all in
+  // `workspace`, which is let go of when the op settles.
+  std::unique_ptr<Codec> codec;
   // False while kernels on a device are still to write the buffers: the op takes its place in the group's order, but
   // nothing reads or writes the buffers before Engine::set_ready. Under the engine's lock from submission on.
   bool ready = true;

@@ -126,6 +126,10 @@ void Engine::drain(InStream& stream, Lock& lock) {
 
 namespace {
 void apply(const Operation& op, const Step& step, uint64_t done, const std::byte* data, uint64_t nbytes) {
+  if (op.codec) {
+    op.codec->take(step, done, data, nbytes);
+    return;
+  }
   while (nbytes > 0) {
     const Buffer to = op.buffers.front({step.recv.offset + done, nbytes});
     uint64_t n = to.nbytes;
@@ -230,11 +234,14 @@ void Engine::unpin(const std::shared_ptr<Operation>& op) {
 
 // The one place where an op ends, for its waiters, its future and its callbacks.
 void Engine::settle(const std::shared_ptr<Operation>& op) {
-  // What takes time, on a thread of its own: a result that is copied back, or one that must not be taken for one.
-  if (op->failure ? op->invalidates : op->finalizer != nullptr) {
+  // What takes time, on a thread of its own: a result that is decoded or copied back, or one that must not be taken for
+  // one.
+  const bool decodes = op->codec && op->codec->finishes();
+  if (op->failure ? op->invalidates : decodes || op->finalizer != nullptr) {
     enqueue_completion({op, {}, true});
     return;
   }
+  if (op->codec && op->workspace) trash_.push_back(std::move(op->workspace));
   op->keep_alive.reset();  // its end takes no lock but its own (Operation::keep_alive)
   if (op->finalizer) trash_.push_back(std::make_shared<std::function<void()>>(std::move(op->finalizer)));
   auto callbacks = op->settle();

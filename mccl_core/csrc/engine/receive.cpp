@@ -71,7 +71,7 @@ Engine::Target Engine::choose_target(Connection& connection) {
     if (stream->parked.empty() && can_consume(*stream)) {
       const auto index = static_cast<size_t>(stream->steps[stream->cursor]);
       const Step& step = stream->op->steps[index];
-      if (step.action == Action::kCopy) {
+      if (step.action == Action::kCopy && !stream->op->codec) {
         const uint64_t done = stream->op->states[index].received;
         const auto parts = std::span(target.parts).first(kMaxParts);
         const uint64_t n = std::min<uint64_t>(left, step.recv.nbytes - done);
@@ -375,7 +375,7 @@ uint64_t Engine::deliver(Connection& connection, const std::byte* data, uint64_t
   const Operation& op = *stream->op;
   const auto index = static_cast<size_t>(stream->steps[stream->cursor]);
   nbytes = std::min(nbytes, op.steps[index].recv.nbytes - op.states[index].received);
-  if (op.steps[index].action == Action::kReduce) nbytes -= nbytes % op.element_nbytes;
+  if (op.steps[index].action == Action::kReduce || op.codec) nbytes -= nbytes % op.element_nbytes;
   if (nbytes == 0) return 0;
   stream->arrived += nbytes;
   if (connection.header.on_credit) return_credit(connection, nbytes);

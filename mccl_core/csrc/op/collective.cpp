@@ -57,6 +57,7 @@ void check_peer(Member me, int32_t peer, const char* name) {
   check_root(me, peer, name);
   if (peer == me.rank) throw_usage(std::string(name) + ": a rank cannot exchange messages with itself");
 }
+}  // namespace
 
 void check_blocks(Member me, const std::vector<Buffer>& blocks, uint64_t nbytes, const char* what) {
   if (blocks.size() != static_cast<size_t>(me.world)) {
@@ -71,8 +72,6 @@ void check_blocks(Member me, const std::vector<Buffer>& blocks, uint64_t nbytes,
                 "All tensors must have the same size and dtype");
   }
 }
-
-}  // namespace
 
 OperationPtr all_reduce(const Planner& planner, Member me, std::vector<Buffer> data, Elements elements) {
   uint64_t n = 0;

@@ -23,6 +23,9 @@ struct Elements {
   ReduceOp op = ReduceOp::kSum;
 };
 
+// Throws Error (kUsage) unless there is a block of `nbytes` for each rank.
+void check_blocks(Member me, const std::vector<Buffer>& blocks, uint64_t nbytes, const char* what);
+
 // In place on `data`, one or more buffers taken as their concatenation.
 OperationPtr all_reduce(const Planner& planner, Member me, std::vector<Buffer> data, Elements elements);
 OperationPtr broadcast(Member me, int32_t root, Buffer data, DType dtype);

@@ -6,17 +6,9 @@
 #include <type_traits>
 
 #include "base/error.hpp"
+#include "reduce/clones.hpp"
 #include "reduce/half.hpp"
 #include "reduce/vector_sum.hpp"
-
-// One more version of each kernel for AVX2 where the loader can choose (not under the sanitizers, which start too
-// late for ifuncs). arm64 has NEON always.
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define MCCL_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define MCCL_CLONES
-#endif
 
 namespace mccl {
 
@@ -182,6 +174,11 @@ const char* to_string(DType dtype) {
 const char* to_string(ReduceOp op) {
   static constexpr const char* kNames[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"};
   return op < ReduceOp::kCount ? kNames[static_cast<size_t>(op)] : "unknown op";
+}
+
+const char* to_string(Compression compression) {
+  static constexpr const char* kNames[] = {"none", "fp16", "bf16", "topk"};
+  return compression < Compression::kCount ? kNames[static_cast<size_t>(compression)] : "unknown compression";
 }
 
 size_t element_nbytes(DType dtype) {

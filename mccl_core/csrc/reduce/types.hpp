@@ -36,8 +36,12 @@ enum class ReduceOp : uint8_t {
   kCount,
 };
 
+// How the elements of an op travel (docs/compression.md).
+enum class Compression : uint8_t { kNone, kFloat16, kBFloat16, kTopK, kCount };
+
 const char* to_string(DType dtype);
 const char* to_string(ReduceOp op);
+const char* to_string(Compression compression);
 size_t element_nbytes(DType dtype);
 
 }  // namespace mccl

@@ -56,6 +56,16 @@ mccl::Planner planner_from(const py::dict& values) {
   return planner;
 }
 
+mccl::CompressionOptions compression_from(const py::dict& values) {
+  mccl::CompressionOptions options{};
+  options.compression = mccl::compression_of(take<std::string>(values, "compression"));
+  options.required = take<bool>(values, "required");
+  options.min_nbytes = take<uint64_t>(values, "min_nbytes");
+  options.topk_ratio = take<double>(values, "topk_ratio");
+  options.topk_warmup = take<uint64_t>(values, "topk_warmup");
+  return options;
+}
+
 using NamedPlan = std::tuple<std::string, int32_t, double, int32_t>;
 
 std::vector<NamedPlan> plans(const py::dict& planner_values, const std::string& collective, int32_t world,
@@ -93,6 +103,7 @@ py::dict metrics_of(const Engine& engine) {
       entry["count"] = counters.count;
       entry["failed"] = counters.failed;
       entry["nbytes"] = counters.nbytes;
+      entry["sent_nbytes"] = counters.sent_nbytes;
       entry["bus_nbytes"] = counters.bus_nbytes;
       entry["busy_ns"] = counters.busy_ns;
       entry["queued_ns"] = counters.queued_ns;
@@ -186,7 +197,8 @@ std::shared_ptr<py::function> hold(py::function function) {
 c10::intrusive_ptr<ProcessGroupMCCL> make_group(const std::shared_ptr<Engine>& engine, uint64_t id, int32_t rank,
                                                 const std::vector<std::pair<py::bytes, std::string>>& members,
                                                 const py::dict& planner_values, std::chrono::milliseconds timeout,
-                                                py::function connect, py::function regroup) {
+                                                py::function connect, py::function regroup,
+                                                const py::dict& compression_values) {
   std::vector<MemberInfo> infos;
   for (const auto& [process, host] : members) infos.push_back({std::string(process), host});
   auto connector = [held = hold(std::move(connect))](int32_t peer, int32_t channel) {
@@ -203,10 +215,11 @@ c10::intrusive_ptr<ProcessGroupMCCL> make_group(const std::shared_ptr<Engine>& e
     return (*held)(excluded, agreed).cast<c10::intrusive_ptr<c10d::Backend>>();
   };
   mccl::Planner planner = planner_from(planner_values);
+  const mccl::CompressionOptions compression = compression_from(compression_values);
   py::gil_scoped_release free_gil;
   auto group = engine->create_group(id, rank, std::move(infos), planner.channels);
   return c10::make_intrusive<ProcessGroupMCCL>(engine, std::move(group), std::move(planner), timeout,
-                                               std::move(connector), std::move(regrouper));
+                                               std::move(connector), std::move(regrouper), compression);
 }
 
 }  // namespace
@@ -227,7 +240,7 @@ PYBIND11_MODULE(_C, m) {
   mccl::bind_simulated_device(m);
   py::class_<ProcessGroupMCCL, c10d::Backend, c10::intrusive_ptr<ProcessGroupMCCL>>(m, "ProcessGroupMCCL")
       .def(py::init(&make_group), py::arg("engine"), py::arg("group_id"), py::arg("rank"), py::arg("members"),
-           py::arg("planner"), py::arg("timeout"), py::arg("connect"), py::arg("regroup"))
+           py::arg("planner"), py::arg("timeout"), py::arg("connect"), py::arg("regroup"), py::arg("compression"))
       .def_property_readonly("group_id", &ProcessGroupMCCL::group_id)
       .def("agree", &ProcessGroupMCCL::agree, py::arg("ranks_to_exclude"), py::call_guard<py::gil_scoped_release>());
   m.def("plans", &plans, py::arg("planner"), py::arg("collective"), py::arg("world"), py::arg("nbytes"));

@@ -48,14 +48,16 @@ Elements elements_of(const at::Tensor& tensor, const c10d::ReduceOp& op, const c
 }  // namespace
 
 ProcessGroupMCCL::ProcessGroupMCCL(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, Planner planner,
-                                   std::chrono::milliseconds timeout, Connector connector, Regrouper regrouper)
+                                   std::chrono::milliseconds timeout, Connector connector, Regrouper regrouper,
+                                   const CompressionOptions& compression)
     : c10d::Backend(group->rank, group->world()),
       engine_(std::move(engine)),
       group_(std::move(group)),
       planner_(std::move(planner)),
       timeout_(timeout),
       connector_(std::move(connector)),
-      regrouper_(std::move(regrouper)) {}
+      regrouper_(std::move(regrouper)),
+      compressor_(compression) {}
 
 ProcessGroupMCCL::~ProcessGroupMCCL() {
   engine_->close_group(group_);
@@ -199,7 +201,7 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::allreduce(Tensors& tensors, const c1
   Staging staging;
   const Buffer data = buffer_of(staging.in_place(tensor));
   return start({c10d::OpType::ALLREDUCE, opts.timeout, tensors}, staging,
-               [&] { return all_reduce(planner_, me(), {data}, elements); });
+               [&] { return compressor_.all_reduce(planner_, me(), tensors, {data}, elements); });
 }
 
 // One op over all tensors: its address space is their concatenation.
@@ -215,7 +217,7 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::allreduce_coalesced(Tensors& tensors
     buffers.push_back(buffer_of(staging.in_place(tensor)));
   }
   return start({c10d::OpType::ALLREDUCE_COALESCED, opts.timeout, tensors}, staging,
-               [&] { return all_reduce(planner_, me(), buffers, elements); });
+               [&] { return compressor_.all_reduce(planner_, me(), tensors, buffers, elements); });
 }
 
 ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
@@ -271,7 +273,7 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::reduce_scatter_buffers(Staging& stag
   const Elements elements = elements_of(output, opts.reduceOp, "reduce_scatter");
   const Buffer out = buffer_of(staging.output(output));
   return start({type, opts.timeout, {output}}, staging,
-               [&] { return mccl::reduce_scatter(planner_, me(), inputs, out, elements); });
+               [&] { return compressor_.reduce_scatter(planner_, me(), inputs, out, elements); });
 }
 
 ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::reduce_scatter(Tensors& outputs, TensorLists& inputs,

@@ -13,6 +13,7 @@
 #include "device/shim.hpp"
 #include "engine/engine.hpp"
 #include "op/collective.hpp"
+#include "torch/compression.hpp"
 #include "torch/tensors.hpp"
 #include "torch/work.hpp"
 
@@ -28,7 +29,8 @@ class ProcessGroupMCCL : public c10d::Backend {
   using Regrouper = std::function<c10::intrusive_ptr<c10d::Backend>(const std::vector<int32_t>& excluded, bool agreed)>;
 
   ProcessGroupMCCL(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, Planner planner,
-                   std::chrono::milliseconds timeout, Connector connector, Regrouper regrouper);
+                   std::chrono::milliseconds timeout, Connector connector, Regrouper regrouper,
+                   const CompressionOptions& compression);
   ~ProcessGroupMCCL() override;
 
   const std::string getBackendName() const override { return "mccl"; }
@@ -92,6 +94,7 @@ class ProcessGroupMCCL : public c10d::Backend {
   Connector connector_;
   Regrouper regrouper_;
   const std::shared_ptr<Leavings> leavings_ = std::make_shared<Leavings>();
+  Compressor compressor_;
   std::atomic<uint64_t> sequence_{0};
   std::mutex hand_off_mutex_;
   Shim* shim_ = nullptr;               // of the device that tensors have come from

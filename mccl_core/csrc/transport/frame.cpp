@@ -32,7 +32,7 @@ struct Wire {
   uint64_t nbytes;
   uint32_t payload_nbytes;
   uint32_t credit_nbytes;
-  uint8_t reduce_op;
+  uint8_t reduce_op;  // and in the upper four bits the compression
   uint8_t dtype;
   uint8_t algorithm;  // in the lower half; in the upper one the number of channels, less one
   uint8_t chunk_count;
@@ -93,7 +93,9 @@ std::string Fingerprint::describe() const {
   std::string text = to_string(kind);
   text += "(";
   if (kind != OpKind::kBarrier) {
-    text += std::string(to_string(dtype)) + ", " + std::to_string(nbytes) + " bytes";
+    text += to_string(dtype);
+    if (compression != Compression::kNone) text += std::string(" as ") + to_string(compression);
+    text += ", " + std::to_string(nbytes) + " bytes";
     if (kind == OpKind::kAllReduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter) {
       text += std::string(", ") + to_string(reduce_op);
     }
@@ -122,7 +124,8 @@ void encode(const FrameHeader& header, std::byte* out) {
   wire.nbytes = header.fingerprint.nbytes;
   wire.payload_nbytes = header.payload_nbytes;
   wire.credit_nbytes = header.credit_nbytes;
-  wire.reduce_op = static_cast<uint8_t>(header.fingerprint.reduce_op);
+  wire.reduce_op = static_cast<uint8_t>(static_cast<unsigned>(header.fingerprint.reduce_op) |
+                                        static_cast<unsigned>(header.fingerprint.compression) << 4);
   wire.dtype = static_cast<uint8_t>(header.fingerprint.dtype);
   wire.algorithm = static_cast<uint8_t>(static_cast<unsigned>(header.fingerprint.algorithm) |
                                         (header.fingerprint.channel_count - 1u) << 4);
@@ -143,7 +146,10 @@ FrameHeader decode(const std::byte* in) {
   }
   if ((wire.flags & ~kFlags) != 0 || wire.reserved != 0) malformed("flags");
   if (wire.kind >= static_cast<uint8_t>(OpKind::kCount)) malformed("op kind " + std::to_string(wire.kind));
-  if (wire.reduce_op >= static_cast<uint8_t>(ReduceOp::kCount)) malformed("reduce op");
+  const auto reduce_op = static_cast<ReduceOp>(wire.reduce_op & 0xF);
+  const auto compression = static_cast<Compression>(wire.reduce_op >> 4);
+  if (reduce_op >= ReduceOp::kCount) malformed("reduce op");
+  if (compression >= Compression::kCount) malformed("compression");
   if (wire.dtype >= static_cast<uint8_t>(DType::kCount)) malformed("dtype");
   if ((wire.algorithm & 0xF) >= static_cast<uint8_t>(Algorithm::kCount)) malformed("algorithm");
   const auto type = static_cast<FrameType>(wire.type);
@@ -158,13 +164,14 @@ FrameHeader decode(const std::byte* in) {
   header.on_credit = (wire.flags & kFlagOnCredit) != 0;
   header.key = {wire.group, wire.sequence, wire.tag, (wire.flags & kFlagPointToPoint) != 0};
   header.fingerprint = {static_cast<OpKind>(wire.kind),
-                        static_cast<ReduceOp>(wire.reduce_op),
+                        reduce_op,
                         static_cast<DType>(wire.dtype),
                         wire.root,
                         wire.nbytes,
                         static_cast<Algorithm>(wire.algorithm & 0xF),
                         wire.chunk_count,
-                        static_cast<uint8_t>((wire.algorithm >> 4) + 1)};
+                        static_cast<uint8_t>((wire.algorithm >> 4) + 1),
+                        compression};
   header.offset = wire.offset;
   header.payload_nbytes = wire.payload_nbytes;
   header.credit_nbytes = wire.credit_nbytes;

@@ -58,6 +58,7 @@ struct Fingerprint {
   Algorithm algorithm = Algorithm::kOnlyOne;
   uint8_t chunk_count = 1;
   uint8_t channel_count = 1;  // at most 16
+  Compression compression = Compression::kNone;
 
   bool operator==(const Fingerprint&) const = default;
   std::string describe() const;
