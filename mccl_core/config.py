@@ -74,7 +74,7 @@ class CoreConfig(BaseModel):
         "collective is spread over; by default what the link profile says. The same on all ranks.",
     )
     channel_nbytes: int = Field(
-        4 * MIB, ge=KIB, description="Of a collective's bytes, the least that a channel gets if there are several."
+        256 * KIB, ge=KIB, description="Of a collective's bytes, the least that a channel gets if there are several."
     )
     compression: CompressionName = Field(
         "none", description="How floating-point gradients travel: all-reduces, and with fp16 and bf16 reduce-scatters."

@@ -6,6 +6,7 @@ ones by name. MCCL_LINK_PROFILE names it; without it the ranks of one host use `
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import yaml
@@ -42,8 +43,8 @@ class LinkProfile(BaseModel):
 
 # The paper's Macs: goodput and cost of a hop (arXiv 2610.39029).
 ETHERNET_10G = LinkProfile(latency_us=306, step_us=0, goodput_GBps=1.238, circulant_share=0.86)
-# From benchmarks/allreduce.py on 16 cores.
-LOOPBACK = LinkProfile(latency_us=10, step_us=20, goodput_GBps=3, circulant_share=0.9)
+# Unix sockets between ranks of one machine; from benchmarks/allreduce.py on 16 cores.
+LOOPBACK = LinkProfile(latency_us=10, step_us=10, goodput_GBps=4, circulant_share=0.9)
 # What a program prints before a profile, as a JSON string, on a line among others.
 PRINTED_PREFIX = "link profile: "
 BUILT_IN = {"ethernet-10g": ETHERNET_10G, "loopback": LOOPBACK}
@@ -75,5 +76,11 @@ def load(name: str) -> LinkProfile:
 
 
 def default_profile(hosts: list[str]) -> LinkProfile:
-    """The profile of a group whose ranks run on these hosts, where none was named."""
-    return LOOPBACK if len(set(hosts)) == 1 else ETHERNET_10G
+    """The profile of a group whose ranks run on these hosts, where none was named.
+
+    Ranks of one machine spread large ops over two channels where each of their threads can have a core.
+    """
+    if len(set(hosts)) > 1:
+        return ETHERNET_10G
+    spare_cores = (os.cpu_count() or 1) >= 2 * len(hosts)
+    return LOOPBACK.model_copy(update={"channels": 2}) if spare_cores else LOOPBACK

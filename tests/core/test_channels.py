@@ -134,8 +134,8 @@ def chosen(nbytes: int, *, channels: int | None = None, collective: str = "all_r
 def test_the_planner_spreads_what_is_large_enough() -> None:
     assert chosen(256 * MIB) == 1
     assert chosen(256 * MIB, channels=2) == 2
-    assert chosen(7 * MIB, channels=2) == 1, "each of two channels would get less than MCCL_CHANNEL_NBYTES"
-    assert chosen(12 * MIB, channels=8) == 3
+    assert chosen(500 * KIB, channels=2) == 1, "each of two channels would get less than MCCL_CHANNEL_NBYTES"
+    assert chosen(256 * MIB, channels=8) == 8
     assert chosen(KIB, channels=8) == 1
     for collective in ("all_gather", "reduce_scatter"):
         assert chosen(32 * MIB, channels=2, collective=collective) == 2
