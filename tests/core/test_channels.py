@@ -139,7 +139,7 @@ def test_the_planner_spreads_what_is_large_enough() -> None:
     assert chosen(KIB, channels=8) == 1
     for collective in ("all_gather", "reduce_scatter"):
         assert chosen(32 * MIB, channels=2, collective=collective) == 2
-        assert chosen(64 * KIB, channels=2, collective=collective) == 1
+        assert chosen(16 * KIB, channels=2, collective=collective) == 1
 
 
 def test_channels_do_not_help_against_latency() -> None:

@@ -75,6 +75,7 @@ Options options() {
   o.credit_nbytes = kCredit_nbytes;
   o.eager_grant_nbytes = 4 << 20;
   o.linger_ms = 100;
+  o.heartbeat_interval_ms = 60'000;
   return o;
 }
 
@@ -179,10 +180,10 @@ struct Victim {
     return error ? error->what() : "";
   }
 
+  std::deque<std::vector<float>> memory;  // outlives the ops
   Engine engine;
   Fd peers[3];
   std::shared_ptr<Group> group;
-  std::deque<std::vector<float>> memory;
 };
 
 template <class Condition>
@@ -263,7 +264,7 @@ TEST_CASE("bytes beyond an op's end fail the group, whether they come before the
   for (const bool posted_first : {true, false}) {
     Victim victim;
     OperationPtr op = posted_first ? victim.post() : nullptr;
-    victim.send(victim.data(1, 0, 4004), std::string(4004, 'x'), 2);
+    victim.send(victim.data(1, 0, 6000), std::string(6000, 'x'), 2);  // a ring has 5,332 bytes from there
     if (!posted_first) {
       wait_until([&] { return victim.engine.parked_nbytes() > 0; });
       op = victim.post();
@@ -338,6 +339,35 @@ TEST_CASE("errors and goodbyes of groups that do not exist are kept up to a limi
   });
   MESSAGE("heap grew by " << grown << " bytes");
   CHECK(grown < kMost_nbytes);
+}
+
+TEST_CASE("a peer that asks and does not read the answers is cut off") {
+  Victim victim;
+  const auto op = victim.post_receive();
+  FrameHeader request = victim.data(0, 0, 0);
+  request.type = FrameType::kRequest;
+  request.key = {victim.group->id, op->ticket, 9, true};
+  request.fingerprint = op->fingerprint;
+  const long grown = growth_nbytes([&] {
+    uint64_t sent = 0;
+    while (victim.send(request) && sent < 1'000'000) ++sent;
+    CHECK(sent < 1'000'000);
+  });
+  CHECK(victim.failure().find("rank 1 on host1 asks and does not read the answers") != std::string::npos);
+  MESSAGE("heap grew by " << grown << " bytes");
+  CHECK(grown < kMost_nbytes);
+}
+
+TEST_CASE("a verdict that leaves nobody in the group is survived") {
+  Victim victim;
+  FrameHeader verdict;
+  verdict.type = FrameType::kAgree;
+  verdict.key.group = victim.group->id;
+  const std::string payload = std::string("\3\0\1\0\0\0", 6) + std::string(8, '\0') + "\x07\x07";
+  verdict.payload_nbytes = static_cast<uint32_t>(payload.size());
+  REQUIRE(victim.send(verdict, payload));
+  wait_until([&] { return !victim.failure().empty(); });
+  CHECK(victim.failure().find("without rank(s) 0, 1, 2") != std::string::npos);
 }
 
 TEST_CASE("credit comes back: many times the pool passes through small frames of ops in a row") {

@@ -40,6 +40,7 @@ Options options(bool transport_crc) {
   o.credit_nbytes = kCredit_nbytes;
   o.eager_grant_nbytes = 32 << 10;
   o.linger_ms = 1000;
+  o.heartbeat_interval_ms = 60'000;
   o.transport_crc = transport_crc;
   return o;
 }
@@ -140,7 +141,7 @@ class Session {
     const auto changes = input.take<uint16_t>();
     const int peer = input.take<uint8_t>() % 2;
     FrameHeader header;
-    header.type = static_cast<FrameType>(1 + input.take<uint8_t>() % 6);
+    header.type = static_cast<FrameType>(1 + input.take<uint8_t>() % 10);
     header.key.group = group_->id;
     uint64_t stream_nbytes = 0;
     const auto which = input.take<uint8_t>();
@@ -166,9 +167,14 @@ class Session {
       header.checked = checked_;
     }
     if (header.type == FrameType::kError) header.payload_nbytes = input.take<uint8_t>();
+    if (header.type == FrameType::kAgree) header.payload_nbytes = kAgreeNbytes;
+    if (header.type == FrameType::kWait || header.type == FrameType::kOver) header.offset = wait_of(input);
     change(header, changes, input);
     std::vector<std::byte> frame(kHeaderNbytes + header.payload_nbytes);
     for (uint32_t i = 0; i < header.payload_nbytes; ++i) frame[kHeaderNbytes + i] = static_cast<std::byte>(i * 7);
+    if (header.type == FrameType::kAgree && header.payload_nbytes == kAgreeNbytes) {
+      write_agreement(input, frame.data() + kHeaderNbytes);
+    }
     if (header.checked) header.payload_crc = crc32c(frame.data() + kHeaderNbytes, header.payload_nbytes);
     if (changes & 0x1000) header.payload_crc ^= 1;
     encode(header, frame.data());
@@ -190,6 +196,26 @@ class Session {
   }
 
  private:
+  static constexpr uint32_t kAgreeNbytes = 16;  // of a group of three: see engine/agreement.cpp
+
+  static void write_agreement(fuzz::Input& input, std::byte* out) {
+    out[0] = static_cast<std::byte>(1 + input.take<uint8_t>() % 3);
+    out[1] = static_cast<std::byte>(input.take<uint8_t>() % 2);
+    const uint32_t round = input.take<uint8_t>() % 4;
+    const uint64_t ballot = input.take<uint8_t>();
+    std::memcpy(out + 2, &round, sizeof round);
+    std::memcpy(out + 2 + sizeof round, &ballot, sizeof ballot);
+    out[14] = static_cast<std::byte>(input.take<uint8_t>());
+    out[15] = static_cast<std::byte>(input.take<uint8_t>());
+  }
+
+  // Whom it waits for, why, and the flags: see engine/waits.cpp.
+  static uint64_t wait_of(fuzz::Input& input) {
+    const uint64_t rank = input.take<uint8_t>() % 4;
+    const uint64_t reason = input.take<uint8_t>() % 8;
+    return rank | reason << 32 | uint64_t{input.take<uint8_t>()} << 40;
+  }
+
   static void change(FrameHeader& header, uint16_t changes, fuzz::Input& input) {
     if (changes & 0x001) header.key.sequence = input.take<uint64_t>();
     if (changes & 0x002) header.key.group ^= input.take<uint16_t>();

@@ -189,8 +189,11 @@ Error Engine::excluded_error(const Group& group, const Verdict& verdict) {
   ErrorInfo info;
   info.code = Code::kExcluded;
   info.rank = group.rank;
-  info.peer = coordinator_of(verdict.excluded);
-  info.peer_host = group.members[static_cast<size_t>(info.peer)].host;
+  const int32_t coordinator = coordinator_of(verdict.excluded);
+  if (coordinator < group.world()) {  // a wrong peer may say that nobody stays
+    info.peer = coordinator;
+    info.peer_host = group.members[static_cast<size_t>(coordinator)].host;
+  }
   info.detail = "goes on with the others in a smaller group, without rank(s) " + describe(verdict.excluded);
   info.advice =
       "This rank was named by another one, or they had lost it: see their logs. End this process, or start "
@@ -216,6 +219,8 @@ void Engine::on_agree(Connection& connection, const FrameHeader& header, const s
   const int32_t from = group.rank_of(connection.process);
   const auto message = decode(payload, header.payload_nbytes, group.members.size());
   if (from < 0 || !message) return;
+  constexpr uint32_t kMostRounds = 1024;  // a wrong peer could go on for ever
+  if (message->round > kMostRounds) return;
   if (message->round == agreement.round + 1 && (agreement.round == 0 || agreement.verdict)) {
     begin_round(group, message->round);
   }

@@ -191,6 +191,7 @@ class Engine {
   size_t most_waiting() const { return static_cast<size_t>(options_.credit_nbytes / kFrameCost_nbytes); }
   uint64_t deliver(Connection& connection, const std::byte* data, uint64_t nbytes, Lock& lock);
   Parked& parking_block(Connection& connection, InStream& stream);
+  void refuse_if_swamped(const Connection& connection) const;
   bool discarded(uint64_t group) const;
   bool was_posted(const StreamKey& key, const ProcessId& process, bool sending) const;
   bool unexpected(Connection& connection);

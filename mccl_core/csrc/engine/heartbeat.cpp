@@ -1,4 +1,4 @@
-// Signs of life. A connection on which nothing was sent for an interval carries a heartbeat, a frame of 64 bytes that
+// Signs of life. A connection on which nothing was sent for an interval carries a heartbeat, a header alone, which
 // tells the interval; a process of which nothing was read for three of them is lost. This is the receive thread's
 // business: a caller that computes for minutes, with Python's interpreter lock or without, is not silent.
 #include <algorithm>

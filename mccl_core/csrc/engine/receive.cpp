@@ -180,6 +180,9 @@ void Engine::parse(Connection& connection, Lock& lock) {
       if (available < kHeaderNbytes) return;
       connection.header = decode(data);
       const FrameType type = connection.header.type;
+      if (type == FrameType::kRequest || type == FrameType::kWait || type == FrameType::kAgree) {
+        refuse_if_swamped(connection);
+      }
       if (type == FrameType::kError || type == FrameType::kAgree) {
         const size_t whole = kHeaderNbytes + connection.header.payload_nbytes;
         if (available < whole) return;
@@ -203,6 +206,15 @@ void Engine::parse(Connection& connection, Lock& lock) {
       connection.begin += n;
       took(connection, n);
     }
+  }
+}
+
+// These frames are answered. Whoever asks on and on and does not read the answers must not fill the memory with them.
+void Engine::refuse_if_swamped(const Connection& connection) const {
+  constexpr size_t kMostUnread = 16 * 1024;
+  for (auto lane = by_process_.lower_bound({connection.process, 0});
+       lane != by_process_.end() && lane->first.first == connection.process; ++lane) {
+    if (lane->second->control.size() >= kMostUnread) broken_rule("asks and does not read the answers", kOneRelease);
   }
 }
 
