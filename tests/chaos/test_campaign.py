@@ -43,6 +43,7 @@ class Corrupts(Wrong):
         NUMBERS.add_(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "complaint"),
     [

@@ -38,11 +38,13 @@ def test_all_that_a_cpu_can_show_passes() -> None:
     assert all(check.reason for check in report.checks if check.status == "not_run")
 
 
+@pytest.mark.slow
 def test_a_program_that_raises_fails_its_check() -> None:
     with pytest.raises(local_ranks.CheckFailed, match=r"rank 0: TypeError: .*no_such_argument"):
         local_ranks.run_program("sums", timeout_s=60, no_such_argument=1)
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_fails_its_check_and_is_ended() -> None:
     with pytest.raises(local_ranks.CheckFailed, match=r"rank [01] did not end within 1 s"):
         local_ranks.run_program("late_peer", timeout_s=1, device="cpu", late_s=600)
