@@ -39,11 +39,11 @@ SELECTOR = ("device/metal/calls_apple.cpp", '"encodeSignalEvent:value:"', '"enco
 CLASS = ("device/metal/calls_apple.cpp", '"MTLSharedEventListener"', '"MTLSharedEventsListener"')
 VDSP_SYMBOL = ("reduce/accelerate.cpp", "vDSP_vaddD", "vDSP_vaddDouble")
 PYTORCH_SYMBOL = ("torch/mps.cpp", "getIMPSAllocator()", "getSharedMPSAllocator()")
-OVERRIDE = ("torch/work.cpp", "bool isSuccess() const override", "bool isSuccess(int) const override")
+OVERRIDE = ("torch/work.hpp", "bool isSuccess() const override", "bool isSuccess(int) const override")
 AVAILABILITY = (
     "reduce/accelerate.cpp",
     "namespace mccl {",
-    "#include <charconv>\\nnamespace mccl {\\n"
+    "#include <charconv>\nnamespace mccl {\n"
     "double newer_than_macos_14(const char* a, const char* b) { double x = 0; std::from_chars(a, b, x); return x; }",
 )
 
@@ -54,9 +54,9 @@ AVAILABILITY = (
         pytest.param(SELECTOR, "metal-cpp knows no method encodeSignal:value:", id="selector"),
         pytest.param(CLASS, "metal-cpp knows no class MTLSharedEventsListener", id="class"),
         pytest.param(VDSP_SYMBOL, "no library has _vDSP_vaddDouble", id="vDSP symbol"),
-        pytest.param(PYTORCH_SYMBOL, "does not compile", id="PyTorch symbol"),
-        pytest.param(OVERRIDE, "does not override", id="method override"),
-        pytest.param(AVAILABILITY, "is only available on macOS", id="availability"),
+        pytest.param(PYTORCH_SYMBOL, "getSharedMPSAllocator", id="PyTorch symbol"),
+        pytest.param(OVERRIDE, "marked 'override'", id="method override"),
+        pytest.param(AVAILABILITY, "introduced in macOS", id="availability"),
     ],
 )
 def test_what_a_mac_would_not_take_fails(tmp_path: Path, plant: tuple[str, str, str], says: str) -> None:
@@ -65,7 +65,7 @@ def test_what_a_mac_would_not_take_fails(tmp_path: Path, plant: tuple[str, str, 
     name, right, wrong = plant
     text = (csrc / name).read_text()
     assert right in text
-    (csrc / name).write_text(text.replace(right, wrong, 1))
+    (csrc / name).write_text(text.replace(right, wrong))
     done = build(csrc)
     assert done.returncode != 0
-    assert says in done.stderr or says in done.stderr.replace("\\n", " "), done.stderr[-3000:]
+    assert says in done.stderr, done.stderr[-3000:]

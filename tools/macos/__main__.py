@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from tools.macos import macho, packages, selectors
-from tools.macos.compiler import MINIMUM_VERSION, BuildError, Compiler, Unit, digest_of
+from tools.macos.compiler import MINIMUM_VERSION, BuildError, Compiler, Unit
 from tools.macos.stubs import write_stubs
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def build(version: str, csrc: Path, output: Path, jobs: int) -> list[str]:
         return found
     torch = packages.unpack(packages.torch(version), cache) / "torch"
     compiler = Compiler(packages.zig_program(cache), cache)
-    objects = compiler.compile_all(units(csrc, torch, version, python_headers(cache)), digest_of(csrc, "*.hpp"), jobs)
+    objects = compiler.compile_all(units(csrc, torch, version, python_headers(cache)), csrc, jobs)
     libraries = [torch / "lib" / f"{name}.dylib" for name in _TORCH_LIBRARIES] + write_stubs(cache / "stubs")
     extension = (
         output / f"torch-{version}" / f"{MODULE}.cpython-{sys.version_info.major}{sys.version_info.minor}-darwin.so"
@@ -78,12 +78,11 @@ def units(csrc: Path, torch: Path, version: str, python: Path) -> list[Unit]:
     """All that CMake compiles on a Mac, the longest first."""
     needs_torch = sorted(path for pattern in _NEEDS_TORCH for path in csrc.glob(pattern))
     engine = sorted(path for folder in _ENGINE for path in (csrc / folder).rglob("*.cpp") if path not in needs_torch)
-    own = (f"-I{csrc}",)
     defines = (f"-DTORCH_EXTENSION_NAME={MODULE}", "-DTORCH_API_INCLUDE_EXTENSION_H", "-DUSE_DISTRIBUTED", "-DUSE_C10D")
     include = (python, torch / "include", torch / "include" / "torch" / "csrc" / "api" / "include")
     inputs = (f"torch {version}", f"zig {packages.ZIG}", sys.version)
-    return [Unit(path, (*own, *defines, "-Wno-unused-parameter"), include, inputs) for path in needs_torch] + [
-        Unit(path, (*own, "-Werror"), (), inputs[1:2]) for path in engine
+    return [Unit(path, (*defines, "-Wno-unused-parameter"), include, inputs) for path in needs_torch] + [
+        Unit(path, ("-Werror",), (), inputs[1:2]) for path in engine
     ]
 
 

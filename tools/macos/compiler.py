@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,8 @@ _FLAGS = (
     "-Werror=return-type",
 )
 
+_INCLUDE = re.compile(rb'^#include "([^"]+)"', re.MULTILINE)
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -59,14 +62,14 @@ class Compiler:
         zig_cache = str(cache / "zig")
         self._environment = os.environ | {"ZIG_GLOBAL_CACHE_DIR": zig_cache, "ZIG_LOCAL_CACHE_DIR": zig_cache}
 
-    def compile_all(self, units: Sequence[Unit], headers_digest: str, jobs: int) -> list[Path]:
-        """Returns the units' objects, in order. The first that fails ends it.
+    def compile_all(self, units: Sequence[Unit], sources: Path, jobs: int) -> list[Path]:
+        """Returns the units' objects, in order. The first that fails ends it. `sources` is where includes begin.
 
         Raises:
             BuildError: a source does not compile.
         """
         with ThreadPoolExecutor(jobs) as pool:
-            futures = [pool.submit(self._compile, unit, headers_digest) for unit in units]
+            futures = [pool.submit(self._compile, unit, sources) for unit in units]
             try:
                 return [future.result() for future in futures]
             except BuildError:
@@ -93,14 +96,13 @@ class Compiler:
         ]
         self._run(command, f"{output.name} does not link")
 
-    def _compile(self, unit: Unit, headers_digest: str) -> Path:
-        text = unit.source.read_bytes()
-        flags = (flag for flag in unit.flags if not flag.startswith("-I"))  # what lies there is in the digest
-        made_of = "\0".join((*_FLAGS, *flags, *unit.inputs, headers_digest, unit.source.name)).encode()
-        target = self._objects / f"{hashlib.sha256(made_of + text).hexdigest()}.o"
+    def _compile(self, unit: Unit, sources: Path) -> Path:
+        made_of = (*_FLAGS, *unit.flags, *unit.inputs, unit.source.name, _digest(unit.source, sources))
+        target = self._objects / (hashlib.sha256("\0".join(made_of).encode()).hexdigest() + ".o")
         if target.exists():
             return target
-        include = [flag for folder in unit.include for flag in ("-isystem", folder)]
+        include: list[str | Path] = ["-I", sources]
+        include += [flag for folder in unit.include for flag in ("-isystem", folder)]
         temporary = target.with_suffix(f".{os.getpid()}.o")
         self._run(
             [*_FLAGS, *unit.flags, *include, "-c", unit.source, "-o", temporary], f"{unit.source} does not compile"
@@ -115,9 +117,15 @@ class Compiler:
             raise BuildError(f"{failure}:\n{done.stderr.strip()[-6000:]}")
 
 
-def digest_of(folder: Path, pattern: str) -> str:
-    """A hash over the names and contents of a folder's files that match `pattern`."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob(pattern)):
-        digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+def _digest(source: Path, sources: Path) -> str:
+    """A hash over a source and those of our headers that it includes, and that they do."""
+    digest, todo, seen = hashlib.sha256(), [source], {source}
+    while todo:
+        text = todo.pop().read_bytes()
+        digest.update(text)
+        for name in _INCLUDE.findall(text):
+            header = sources / name.decode()
+            if header.is_file() and header not in seen:
+                seen.add(header)
+                todo.append(header)
     return digest.hexdigest()
