@@ -212,9 +212,9 @@ void Engine::parse(Connection& connection, Lock& lock) {
 // These frames are answered. Whoever asks on and on and does not read the answers must not fill the memory with them.
 void Engine::refuse_if_swamped(const Connection& connection) const {
   constexpr size_t kMostUnread = 16 * 1024;
-  for (auto lane = by_process_.lower_bound({connection.process, 0});
-       lane != by_process_.end() && lane->first.first == connection.process; ++lane) {
-    if (lane->second->control.size() >= kMostUnread) broken_rule("asks and does not read the answers", kOneRelease);
+  for (const auto& [id, other] : connections_) {
+    if (other->control.size() < kMostUnread || other->process != connection.process) continue;
+    broken_rule("asks and does not read the answers", kOneRelease);
   }
 }
 
