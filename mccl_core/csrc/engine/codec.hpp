@@ -16,9 +16,11 @@ class Codec {
   Codec(const Codec&) = delete;
   Codec& operator=(const Codec&) = delete;
 
-  // Writes the wire form of what this rank sends before it has received anything for it. On the thread that submits
-  // the op or makes it ready.
+  // Before anything moves. On the thread that submits the op or makes it ready.
   virtual void begin() = 0;
+  // The bytes of `range` go to the kernel next: what of them nothing was received into has still to be written. On the
+  // thread that sends, outside the lock.
+  virtual void before_send(Range range) = 0;
   // In place of the step's copy or reduction: `nbytes` of whole elements, the first of which is byte `done` of the
   // step's receive. On an engine thread, outside the lock; several threads may take for different steps at once.
   virtual void take(const Step& step, uint64_t done, const std::byte* data, uint64_t nbytes) = 0;

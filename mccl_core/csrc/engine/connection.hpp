@@ -39,6 +39,7 @@ struct OutFrame {
   size_t head_sent = 0;
   uint64_t payload_sent = 0;
   uint64_t orphan_sent = 0;
+  bool encoded = false;  // the op's codec has seen the payload
 
   bool idle() const {
     return head_sent == head.size() && payload_sent == payload.nbytes && orphan_sent == orphan.size();
@@ -52,6 +53,7 @@ struct OutFrame {
     orphan.clear();
     head_sent = 0;
     payload_sent = orphan_sent = 0;
+    encoded = false;
   }
 };
 

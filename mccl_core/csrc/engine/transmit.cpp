@@ -171,6 +171,7 @@ bool Engine::transmit(Connection& connection, uint64_t budget_nbytes, Lock& lock
     }
     const int fd = connection.fd.get();
     lock.unlock();
+    if (op && op->codec && !std::exchange(frame.encoded, true)) op->codec->before_send(frame.payload);
     const ssize_t n = send_some(fd, std::span(parts).first(count));
     const int error = errno;
     lock.lock();

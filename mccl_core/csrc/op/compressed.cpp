@@ -26,6 +26,11 @@ void subtract(std::vector<Range>& ranges, const std::vector<Range>& known) {
   }
 }
 
+Range intersection(Range a, Range b) {
+  const uint64_t begin = std::max(a.offset, b.offset), end = std::min(a.end(), b.end());
+  return {begin, end > begin ? end - begin : 0};
+}
+
 // The ranges that are sent before anything has been received into them.
 std::vector<Range> sent_unreceived(const std::vector<Step>& steps) {
   std::vector<Range> result, received;
@@ -94,10 +99,20 @@ class AllReduceCodec final : public CompressedCodec {
     if (scale_ != 1) {
       for (const Buffer& buffer : tensor_) kernels_.multiply(buffer.data, buffer.nbytes / element_nbytes_, scale_);
     }
+    if (!symmetric_) return;
     for (const Range& range : first_) {
       for_each_part(memory_, element_nbytes_, range, [&](std::byte* wide, uint64_t done, uint64_t count) {
-        std::byte* to = wire_ + range.offset + done * kWire_nbytes;
-        book(symmetric_ ? kernels_.narrow_through(to, wide, count) : kernels_.narrow(to, wide, count, 1));
+        book(kernels_.narrow_through(wire_ + range.offset + done * kWire_nbytes, wide, count));
+      });
+    }
+  }
+
+  void before_send(Range range) override {
+    if (symmetric_) return;
+    for (const Range& first : first_) {
+      const Range part = intersection(range, first);
+      for_each_part(memory_, element_nbytes_, part, [&](std::byte* wide, uint64_t done, uint64_t count) {
+        book(kernels_.narrow(wire_ + part.offset + done * kWire_nbytes, wide, count, 1));
       });
     }
   }
@@ -149,7 +164,14 @@ class ReduceScatterCodec final : public CompressedCodec {
         output_begin_(inputs_.nbytes() / element_nbytes_ * kWire_nbytes),
         scale_(scale) {}
 
-  void begin() override { book(kernels_.narrow(first_wire_, first_.data, first_.nbytes / element_nbytes_, scale_)); }
+  void begin() override {}
+
+  void before_send(Range range) override {
+    if (range.offset >= output_begin_) return;  // a partial sum
+    const uint64_t at = range.offset % wire_block_nbytes();
+    const std::byte* from = first_.data + at / kWire_nbytes * element_nbytes_;
+    book(kernels_.narrow(first_wire_ + at, from, range.nbytes / kWire_nbytes, scale_));
+  }
 
   void take(const Step& step, uint64_t done, const std::byte* data, uint64_t nbytes) override {
     const bool last = step.recv.offset == output_begin_;

@@ -50,6 +50,8 @@ class SparseCodec final : public Codec {
     }
   }
 
+  void before_send(Range) override {}
+
   void take(const Step& step, uint64_t done, const std::byte* data, uint64_t nbytes) override {
     std::copy_n(data, nbytes, blocks_.get() + step.recv.offset + done);
   }
