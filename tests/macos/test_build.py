@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.cross, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "mccl_core" / "csrc"
