@@ -370,6 +370,17 @@ TEST_CASE("a verdict that leaves nobody in the group is survived") {
   CHECK(victim.failure().find("without rank(s) 0, 1, 2") != std::string::npos);
 }
 
+TEST_CASE("a vote in a round that nobody has begun is dropped") {
+  Victim victim;
+  FrameHeader vote;
+  vote.type = FrameType::kAgree;
+  vote.key.group = victim.group->id;
+  vote.payload_nbytes = 16;
+  REQUIRE(victim.send(vote, "\1" + std::string(15, '\0')));
+  victim.settle_reading();
+  CHECK(victim.failure().empty());
+}
+
 TEST_CASE("credit comes back: many times the pool passes through small frames of ops in a row") {
   Victim victim;
   for (int i = 0; i < 20'000; ++i) {

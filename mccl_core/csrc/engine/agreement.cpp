@@ -219,8 +219,8 @@ void Engine::on_agree(Connection& connection, const FrameHeader& header, const s
   const int32_t from = group.rank_of(connection.process);
   const auto message = decode(payload, header.payload_nbytes, group.members.size());
   if (from < 0 || !message) return;
-  constexpr uint32_t kMostRounds = 1024;  // a wrong peer could go on for ever
-  if (message->round > kMostRounds) return;
+  constexpr uint32_t kMostRounds = 1024;                            // a wrong peer could go on for ever
+  if (message->round == 0 || message->round > kMostRounds) return;  // they count from 1
   if (message->round == agreement.round + 1 && (agreement.round == 0 || agreement.verdict)) {
     begin_round(group, message->round);
   }
