@@ -11,8 +11,12 @@ endif()
 message(STATUS "torch: ${TORCH_DIR}")
 
 Python_add_library(_C MODULE WITH_SOABI
-  ${CSRC}/torch/bindings.cpp ${CSRC}/torch/compression.cpp ${CSRC}/torch/devices.cpp ${CSRC}/torch/plan_bindings.cpp
-  ${CSRC}/torch/process_group.cpp  ${CSRC}/torch/simulated_device.cpp ${CSRC}/torch/tensors.cpp ${CSRC}/torch/work.cpp)
+  ${CSRC}/torch/bindings.cpp ${CSRC}/torch/coalesced.cpp ${CSRC}/torch/collectives.cpp
+  ${CSRC}/torch/compression.cpp ${CSRC}/torch/devices.cpp ${CSRC}/torch/future_bindings.cpp
+  ${CSRC}/torch/group_bindings.cpp ${CSRC}/torch/groups.cpp
+  ${CSRC}/torch/integer_mean.cpp ${CSRC}/torch/messages.cpp ${CSRC}/torch/nested.cpp ${CSRC}/torch/plan_bindings.cpp
+  ${CSRC}/torch/process_group.cpp ${CSRC}/torch/simulated_device.cpp ${CSRC}/torch/sparse.cpp ${CSRC}/torch/tensors.cpp
+  ${CSRC}/torch/work.cpp)
 if(APPLE)
   target_sources(_C PRIVATE ${CSRC}/device/metal/calls_apple.cpp ${CSRC}/device/metal/metal_stream.cpp
     ${CSRC}/torch/mps.cpp)

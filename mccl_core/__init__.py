@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mccl_core.compression import Options
     from mccl_core.ddp import ddp_hook
     from mccl_core.faults import ErrorReport, last_error, require_healthy, shrink
+    from mccl_core.flight import flight_record
     from mccl_core.metrics import get_metrics, log_metrics, reset_metrics
     from mccl_core.network import explain_network
     from mccl_core.planning import explain
@@ -42,6 +43,7 @@ __all__ = [
     "ddp_hook",
     "explain",
     "explain_network",
+    "flight_record",
     "get_metrics",
     "last_error",
     "log_metrics",
@@ -58,6 +60,7 @@ _MODULE_OF = {
     "ddp_hook": "mccl_core.ddp",
     "explain": "mccl_core.planning",
     "explain_network": "mccl_core.network",
+    "flight_record": "mccl_core.flight",
     "get_metrics": "mccl_core.metrics",
     "last_error": "mccl_core.faults",
     "log_metrics": "mccl_core.metrics",

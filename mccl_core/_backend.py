@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import DistBackendError
 from torch.distributed.constants import default_pg_timeout
 
-from mccl_core import links
+from mccl_core import flight, links
 from mccl_core._C import ProcessGroupMCCL
 from mccl_core._ddp import use_buckets_of
 from mccl_core._environment import remark_once
@@ -27,8 +28,21 @@ from mccl_core.prometheus import metrics_text
 log = logging.getLogger("mccl")
 
 
-def create(options: Any, backend_options: Any) -> ProcessGroupMCCL:
+@dataclass(frozen=True)
+class _Request:
+    """What torch.distributed says of a new group, for one that is split off another."""
+
+    store: Any
+    group_rank: int
+    group_size: int
+    timeout: timedelta
+    group_id: str
+
+
+def create(options: Any, backend_options: Any, *, profile_name: str = "mccl") -> ProcessGroupMCCL:
     """Called by torch.distributed on every rank of a new group. Blocks until all ranks are there and linked.
+
+    `profile_name` is how torch's profiles call the backend.
 
     Raises:
         SettingsError: an MCCL_* variable cannot be used.
@@ -59,7 +73,8 @@ def create(options: Any, backend_options: Any) -> ProcessGroupMCCL:
     hosts = [peer.host for peer in meeting.peers]
     if hosts.index(hosts[rank]) == rank:  # one of each machine's ranks speaks for all
         remark_once(environment())
-    backend, link = _make(runtime, config, compression, meeting, rank, timeout)
+    flight.name_group(meeting.group_id, str(getattr(options, "group_id", "")))
+    backend, link = _make(runtime, config, compression, meeting, rank, timeout, profile_name)
     link()
     return backend
 
@@ -71,6 +86,7 @@ def _make(
     meeting: Meeting,
     rank: int,
     timeout: timedelta,
+    profile_name: str,
 ) -> tuple[ProcessGroupMCCL, Callable[[], None]]:
     """The backend of a group whose members know each other, and what links it to them, which blocks."""
     size = len(meeting.peers)
@@ -79,8 +95,15 @@ def _make(
         for lane in lanes(size, channel):
             runtime.dial(meeting.peers[other], meeting.job, lane)
 
-    def make(smaller: Meeting, number: int) -> tuple[ProcessGroupMCCL, Callable[[], None]]:
-        return _make(runtime, config, compression, smaller, number, timeout)
+    def make_smaller(smaller: Meeting, number: int) -> tuple[ProcessGroupMCCL, Callable[[], None]]:
+        flight.name_group(smaller.group_id, f"{flight.name_of(meeting.group_id)}, shrunk")
+        return _make(runtime, config, compression, smaller, number, timeout, profile_name)
+
+    def make(store: Any, rank: int, size: int, timeout: timedelta, name: str) -> ProcessGroupMCCL:
+        return create(_Request(store, rank, size, timeout, name), compression.options(), profile_name=profile_name)
+
+    def on_failure(text: str) -> None:
+        flight.dump(config.flight_record_file, group=meeting.group_id, error=text, rank=rank)
 
     def link() -> None:
         # Of each pair that is linked from the start the lower rank dials. That is on the first channel; links on
@@ -100,7 +123,7 @@ def _make(
     profile = links.load(config.link_profile) if config.link_profile else links.default_profile(hosts)
     planner = planner_options(config, profile, number_groups(meeting.switch_groups))
     connect_timeout = timedelta(milliseconds=config.connect_timeout_ms)
-    regroup = Regroup(meeting, rank, address=runtime.address, timeout=connect_timeout, make=make)
+    regroup = Regroup(meeting, rank, address=runtime.address, timeout=connect_timeout, make=make_smaller)
     backend = ProcessGroupMCCL(
         runtime.engine,
         meeting.group_id,
@@ -108,9 +131,12 @@ def _make(
         members,
         planner,
         timeout,
-        connect,
-        regroup,
-        compression.core_options(),
+        connect=connect,
+        regroup=regroup,
+        compression=compression.core_options(),
+        make=make,
+        on_failure=on_failure,
+        name=profile_name,
     )
     return backend, link
 

@@ -54,6 +54,12 @@ class GroupCompression:
             topk_warmup=config.topk_warmup if options.topk_warmup is None else options.topk_warmup,
         )
 
+    def options(self) -> Options | None:
+        """What makes another group travel as this one; None where the job's settings alone do."""
+        if not self.required:
+            return None
+        return Options(compression=self.compression, topk_ratio=self.topk_ratio, topk_warmup=self.topk_warmup)
+
     def __str__(self) -> str:
         if self.compression == "none":
             return "none"

@@ -100,6 +100,14 @@ class CoreConfig(BaseModel):
         description="Buckets of DistributedDataParallel where the script gives no `bucket_cap_mb`, in MiB; unset: "
         "torch's, 25.",
     )
+    flight_record_ops: int = Field(
+        256, ge=0, le=1 << 20, description="So many of the latest ops are remembered, for `mccl_core.flight_record()`."
+    )
+    flight_record_file: str | None = Field(
+        None,
+        description="Where a rank writes its flight record when a group fails; `{rank}` and `{pid}` are replaced. "
+        "`log` writes it to the logger `mccl` instead.",
+    )
     linger_ms: int = Field(1000, ge=0, description="Longest wait at exit for peers to take what was sent.")
     heartbeat_interval_ms: int = Field(
         5000,
@@ -180,6 +188,7 @@ class CoreConfig(BaseModel):
             "credit_nbytes",
             "eager_grant_nbytes",
             "socket_buffer_nbytes",
+            "flight_record_ops",
             "linger_ms",
             "heartbeat_interval_ms",
             "transport_crc",

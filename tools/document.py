@@ -34,6 +34,7 @@ COMMAND = "python tools/document.py"
 ALL = ("*",)  # what the module's __all__ names
 API: dict[str, tuple[str, ...]] = {
     "mccl_core": ALL,
+    "mccl_core.flight": ("FlightEntry",),
     "mccl_core.metrics": ("Metrics", "OpMetrics", "AlgorithmMetrics"),
     "mccl_core.planning": ("Explanation", "Candidate"),
     "mccl_core.links": ("LinkProfile", "load"),

@@ -127,7 +127,7 @@ std::unique_ptr<Started> start(Engine& engine, const std::shared_ptr<Group>& gro
     s->op = broadcast(me, s->root, buffer_of(s->data), DType::kFloat32);
   } else if (s->kind == 2) {
     s->result.resize(s->count * static_cast<size_t>(me.world));
-    s->op = all_gather(planner(me.world, round), me, buffer_of(s->data), slices(s->result, me.world, s->count),
+    s->op = all_gather(planner(me.world, round), me, {buffer_of(s->data)}, slices(s->result, me.world, s->count),
                        DType::kFloat32);
   } else if (form == 1 && s->count > 0) {
     s->result.resize(s->count);
@@ -136,7 +136,7 @@ std::unique_ptr<Started> start(Engine& engine, const std::shared_ptr<Group>& gro
   } else {
     s->result.resize(s->count);
     s->op =
-        reduce_scatter(planner(me.world, round), me, slices(s->data, me.world, s->count), buffer_of(s->result), sum);
+        reduce_scatter(planner(me.world, round), me, slices(s->data, me.world, s->count), {buffer_of(s->result)}, sum);
   }
   engine.submit(group, s->op);
   return s;

@@ -332,7 +332,7 @@ TEST_CASE("engine: what stays on a rank is copied after the kernels that write i
       std::vector<Buffer> blocks;
       for (int b = 0; b < world; ++b)
         blocks.push_back({out.memory.data + in.memory.nbytes * static_cast<size_t>(b), in.memory.nbytes});
-      const auto op = all_gather(planner(), rank.me(), in.memory, blocks, DType::kFloat32);
+      const auto op = all_gather(planner(), rank.me(), {in.memory}, blocks, DType::kFloat32);
       started.push_back({op, submit(rank.engine, rank.group, op, device.hand_off, {in, out}, inputs.back())});
       CHECK(op->state() == OpState::kInFlight);
       CHECK((*outputs.back())[1000 * static_cast<size_t>(r)] == -2);
@@ -356,8 +356,8 @@ TEST_CASE("engine: every collective copies the block that stays on its rank") {
   Device device(1);
   const Elements sum{DType::kFloat32, ReduceOp::kSum};
   const auto kinds = std::to_array<std::function<OperationPtr(Buffer, Buffer)>>({
-      [&](Buffer in, Buffer out) { return all_gather(planner(), ranks[0].me(), in, {out}, DType::kFloat32); },
-      [&](Buffer in, Buffer out) { return reduce_scatter(planner(), ranks[0].me(), {in}, out, sum); },
+      [&](Buffer in, Buffer out) { return all_gather(planner(), ranks[0].me(), {in}, {out}, DType::kFloat32); },
+      [&](Buffer in, Buffer out) { return reduce_scatter(planner(), ranks[0].me(), {in}, {out}, sum); },
       [&](Buffer in, Buffer out) { return gather(ranks[0].me(), 0, in, {out}, DType::kFloat32); },
       [&](Buffer in, Buffer out) { return scatter(ranks[0].me(), 0, {in}, out, DType::kFloat32); },
       [&](Buffer in, Buffer out) { return all_to_all(ranks[0].me(), {in}, {out}, DType::kFloat32); },

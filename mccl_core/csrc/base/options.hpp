@@ -13,6 +13,7 @@ struct Options {
   uint64_t credit_nbytes;         // pool of one connection for bytes sent before they were granted
   uint64_t eager_grant_nbytes;    // streams from this size on are granted without being asked
   uint64_t socket_buffer_nbytes;  // SO_SNDBUF and SO_RCVBUF; 0 leaves the system's autotuning on
+  uint64_t flight_record_ops;     // so many of the latest ops are remembered
   int64_t linger_ms;              // longest wait at shutdown for peers to take what was sent
   int64_t heartbeat_interval_ms;  // an idle connection carries a sign of life this often; at least 1
   bool transport_crc;             // payloads carry a checksum

@@ -12,7 +12,13 @@
 
 namespace mccl {
 
-Engine::Engine(const Options& options) : options_(options) {
+namespace {
+constexpr size_t kRememberedNested = 1024;
+thread_local bool completing = false;  // this thread runs a completion
+thread_local bool yielded = false;     // and has let the next one start
+}  // namespace
+
+Engine::Engine(const Options& options) : options_(options), flight_(options.flight_record_ops) {
   Lock lock(*this);
   channel(0);
 }
@@ -163,6 +169,7 @@ void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<O
                     const PointToPoint* point_to_point) {
   if (abandoned_) throw_usage("this process was forked from a rank", "Call init_process_group in the child first");
   if (op->ready) op->copy_own_blocks();
+  if (completing) yield_completion();
   Lock lock(*this);
   if (group->failure) {
     name_call(*group, *op, point_to_point);
@@ -180,38 +187,60 @@ void Engine::submit(const std::shared_ptr<Group>& group, const std::shared_ptr<O
   op->group = group;
   op->order = next_order_++;
   op->posted_at = now_ns();
-  StreamKey key{group->id, 0, 0, false};
-  if (point_to_point != nullptr) {
-    key.tag = point_to_point->tag;
-    key.point_to_point = true;
-    auto& next = point_to_point->sends ? group->next_sent : group->next_received;
-    StreamKey counter = key;
-    counter.sequence = static_cast<uint64_t>(point_to_point->peer);
-    op->ticket = ++next[counter];
-  } else {
-    op->ticket = group->next_ticket++;
-  }
-  key.sequence = op->ticket;
-  op->key = key;
+  op->key = {group->id, 0, 0, false};
   op->sends_message = point_to_point != nullptr && point_to_point->sends;
   group->in_flight.emplace(op->order, op);
-  build_streams(*op, key);
-  begin_watch(*op);
-  if (op->ask_at < next_deadline_) {
-    next_deadline_ = op->ask_at;
-    channels_.front()->receive_poller.wake();
+  op->flight = flight_.add(*op);
+  if (point_to_point == nullptr) {
+    const bool nested = op->nested.tag != 0;
+    op->ticket = nested ? op->nested.ticket : group->next_ticket++;
+    op->key.sequence = op->ticket;
+    op->key.tag = op->nested.tag;
+    if (nested && group->nested.size() < kRememberedNested) group->nested.push_back(op->key);
+    if (nested) group->nested[group->next_nested++ % kRememberedNested] = op->key;
+  } else if (point_to_point->sends) {
+    StreamKey counter{group->id, static_cast<uint64_t>(point_to_point->peer), point_to_point->tag, true};
+    op->ticket = ++group->next_sent[counter];
+    op->key = {group->id, op->ticket, point_to_point->tag, true};
+  } else {
+    const auto same_tag = [&](const WaitingReceive& other) { return other.tag == point_to_point->tag; };
+    if (point_to_point->peer < 0 || std::ranges::any_of(group->waiting, same_tag)) {
+      op->key = {group->id, 0, point_to_point->tag, true};
+      op->unmatched = true;
+      begin_watch(*op);
+      watch_from(*op);
+      group->waiting.push_back({op, point_to_point->peer, point_to_point->tag});
+      match_waiting(*group, point_to_point->tag, lock);
+      if (op->unmatched && !op->finished && fail_departed(*group, *op) >= 0) throw *group->failure;
+      return;
+    }
+    op->key = next_message(*group, point_to_point->peer, point_to_point->tag);
+    op->ticket = op->key.sequence;
+    ++group->next_received[{group->id, static_cast<uint64_t>(point_to_point->peer), point_to_point->tag, true}];
   }
+  if (place(op, point_to_point, lock) >= 0) throw *group->failure;
+}
 
-  for (const int32_t peer : departed_peers(*op)) {
-    // The others wait for this op, too: they are told.
-    fail_group(*group, std::make_shared<const Error>(peer_left(*group, *op, peer)));
-    throw *group->failure;
-  }
+void Engine::watch_from(const Operation& op) {
+  if (op.ask_at >= next_deadline_) return;
+  next_deadline_ = op.ask_at;
+  channels_.front()->receive_poller.wake();
+}
+
+int32_t Engine::place(const std::shared_ptr<Operation>& op, const PointToPoint* point_to_point, Lock& lock) {
+  Group& group = *op->group;
+  build_streams(*op, op->key);
+  flight_.started(*op);
+  begin_watch(*op);
+  watch_from(*op);
+  const int32_t departed = fail_departed(group, *op);
+  if (departed >= 0) return departed;
   for (InStream* stream : op->in) {
-    if (stream->announced && !(matches(*stream) && fits(*stream))) return;  // the group has failed; the op tells
+    if (stream->announced && !(matches(*stream) && fits(*stream))) return -1;  // the group has failed; the op tells
   }
-  if (!claims_all(*group, key, point_to_point) || !matches_announced(*op)) return;
-  if (op->ready) start(op, op->posted_at, lock);
+  if (!claims_all(group, op->key, point_to_point) || !matches_announced(*op)) return -1;
+  if (op->ready) start(op, now_ns(), lock);
+  return -1;
 }
 
 void Engine::set_ready(const std::shared_ptr<Operation>& op) {
@@ -266,11 +295,23 @@ uint64_t Engine::parked_nbytes() const {
   return total;
 }
 
+std::vector<FlightEntry> Engine::flight_record() const {
+  const std::lock_guard guard(mutex_);
+  std::vector<FlightEntry> entries = flight_.entries();
+  for (FlightEntry& entry : entries) {
+    const auto found = groups_.find(entry.group);
+    if (entry.settled_at != 0 || found == groups_.end()) continue;
+    const auto op = found->second->in_flight.find(entry.order);
+    if (op != found->second->in_flight.end()) entry.peer = culprit(*op->second).rank;
+  }
+  return entries;
+}
+
 void Engine::enqueue_completion(Completion completion) {
-  constexpr size_t kMostThreads = 64;
+  constexpr size_t kMostThreads = 64;  // that have not yielded
   std::lock_guard lock(completion_mutex_);
   completion_queue_.push_back(std::move(completion));
-  if (idle_completion_threads_ == 0 && completion_threads_.size() < kMostThreads) {
+  if (idle_completion_threads_ == 0 && completion_threads_.size() < kMostThreads + yielded_completions_) {
     completion_threads_.emplace_back([this] { completion_loop(); });
   }
   completion_wake_.notify_one();
@@ -296,11 +337,23 @@ void Engine::completion_loop() {
     ++running_completions_;
     completion_stuck_at_ = deadline_after_ms(kStuck_ms);
     lock.unlock();
+    completing = true;
     complete(completion);
     completion = {};  // what it holds ends outside the lock
+    completing = false;
     lock.lock();
-    --running_completions_;
+    --(std::exchange(yielded, false) ? yielded_completions_ : running_completions_);
   }
+}
+
+void Engine::yield_completion() {
+  if (std::exchange(yielded, true)) return;
+  std::lock_guard lock(completion_mutex_);
+  --running_completions_;
+  ++yielded_completions_;
+  if (completion_queue_.empty()) return;
+  if (idle_completion_threads_ == 0) completion_threads_.emplace_back([this] { completion_loop(); });
+  completion_wake_.notify_one();
 }
 
 void Engine::complete(Completion& completion) {

@@ -24,6 +24,7 @@
 #include "base/options.hpp"
 #include "engine/channel.hpp"
 #include "engine/connection.hpp"
+#include "engine/flight_record.hpp"
 #include "engine/group.hpp"
 #include "engine/metrics.hpp"
 #include "engine/operation.hpp"
@@ -31,7 +32,7 @@
 namespace mccl {
 
 struct PointToPoint {
-  int32_t peer;
+  int32_t peer;  // -1: receive from any source
   uint32_t tag;
   bool sends;
 };
@@ -86,6 +87,8 @@ class Engine {
   Metrics::Snapshot metrics() const;
   void reset_metrics();
   uint64_t parked_nbytes() const;
+  // The latest ops of all groups, the oldest first.
+  std::vector<FlightEntry> flight_record() const;
 
   // Says goodbye, waits until the peers have taken what was sent (at most options.linger_ms), joins the threads.
   void shutdown();
@@ -124,7 +127,12 @@ class Engine {
   Channel& channel(int32_t index);
   void wake_receivers();
   void build_streams(Operation& op, const StreamKey& key);
+  // Gives the op its streams and starts it. Returns a rank that has left though the op needs it; -1 where there is
+  // none.
+  int32_t place(const std::shared_ptr<Operation>& op, const PointToPoint* point_to_point, Lock& lock);
+  void watch_from(const Operation& op);
   void start(const std::shared_ptr<Operation>& op, TimePoint now, Lock& lock);
+  static StreamKey next_message(const Group& group, int32_t from, uint32_t tag);
   InStream& in_stream(Connection& connection, const StreamKey& key);
   void attach(Group& group);
   void replay_notices(uint64_t group);
@@ -139,6 +147,16 @@ class Engine {
   // op, which only a second thread can run: the next one starts beside it.
   void enqueue_completion(Completion completion);
   static void complete(Completion& completion);
+  // The callback that runs on this thread starts an op, which it will probably wait for: the next one may start.
+  void yield_completion();
+
+  // --- any_source.cpp ---
+  // Gives messages that have been announced to receives that wait for them.
+  void match_waiting(Group& group, uint32_t tag, Lock& lock);
+  bool match_next(Group& group, uint32_t tag, Lock& lock);
+  void bind(Group& group, size_t index, int32_t from, Lock& lock);
+  static int32_t announced_source(const Group& group, uint32_t tag, const std::vector<bool>& taken);
+  void offer(const StreamKey& key, Lock& lock);
 
   // --- progress.cpp ---
   static uint64_t open_nbytes(const OutStream& stream);
@@ -182,7 +200,7 @@ class Engine {
   uint64_t finish_target(Connection& connection, const Target& target, uint64_t nbytes, Lock& lock);
   void parse(Connection& connection, Lock& lock);
   void on_header(Connection& connection, Lock& lock);
-  void on_data(Connection& connection);
+  void on_data(Connection& connection, Lock& lock);
   void verify(Connection& connection, Lock& lock);
   void took(Connection& connection, uint64_t nbytes);
   bool fits(InStream& stream);
@@ -209,6 +227,7 @@ class Engine {
   void on_goodbye(Connection& connection, const FrameHeader& header);
   void keep_notice(Connection& connection, const FrameHeader& header, const std::byte* payload);
   static std::vector<int32_t> departed_peers(const Operation& op);
+  int32_t fail_departed(Group& group, const Operation& op);
   static Error peer_left(const Group& group, const Operation& op, int32_t peer);
   void on_error_frame(Connection& connection, const FrameHeader& header, const std::byte* payload);
   void orphan_frame(Connection& connection);
@@ -268,6 +287,7 @@ class Engine {
   uint64_t next_order_ = 1;
   TimePoint next_deadline_ = kNever;
   Metrics metrics_;
+  FlightRecord flight_;
   std::pmr::vector<std::shared_ptr<void>> trash_{pool_.get()};  // see Lock
   // Goodbyes and errors of groups that peers have made already and this process has not.
   struct Notice {
@@ -287,7 +307,8 @@ class Engine {
   std::pmr::deque<Completion> completion_queue_{pool_.get()};
   std::vector<std::thread> completion_threads_;
   size_t idle_completion_threads_ = 0;
-  size_t running_completions_ = 0;
+  size_t running_completions_ = 0;  // without those that have yielded
+  size_t yielded_completions_ = 0;
   TimePoint completion_stuck_at_ = 0;
   bool completion_stopping_ = false;
 };

@@ -76,7 +76,7 @@ void Engine::fail_unexpected(Group& group, const Connection& connection, const S
   info.advice = "Calls, sizes and splits must agree between all pairs of ranks";
   for (const auto& [order, op] : group.in_flight) {
     const bool same = op->fingerprint == fingerprint || fingerprint.kind == OpKind::kAllToAll;
-    if (key.point_to_point || op->ticket != key.sequence || same) continue;
+    if (key.point_to_point || op->key != key || same) continue;
     info.detail = "called " + fingerprint.describe() + here + " called " + op->fingerprint.describe();
     info.advice = match_advice(fingerprint, op->fingerprint);
   }
@@ -120,6 +120,7 @@ void Engine::orphan_frame(Connection& connection) {
 void Engine::fail_operation(const std::shared_ptr<Operation>& op, std::shared_ptr<const Error> error) {
   if (op->finished) return;
   op->failure = std::move(error);
+  flight_.failed(*op, culprit(*op).rank);
   for (const auto& stream : op->out) {
     Connection& connection = *stream->connection;
     if (connection.frame.op == op && !connection.tx_busy) orphan_frame(connection);
@@ -259,6 +260,15 @@ void Engine::close_group(const std::shared_ptr<Group>& group, std::shared_ptr<co
 // sent all its bytes before it left is not missed.
 std::vector<int32_t> Engine::departed_peers(const Operation& op) {
   std::vector<int32_t> peers;
+  if (op.unmatched) {  // any other rank may still send
+    for (int32_t rank = 0; rank < op.group->world(); ++rank) {
+      const Link& link = op.group->link(rank, 0);
+      if (rank == op.group->rank) continue;
+      if (!link.receive || !(link.receive_closed || link.receive->lost)) return {};
+      peers.push_back(rank);
+    }
+    return peers;
+  }
   for (const auto& stream : op.out) {
     // Bytes that a thread is just handing to the kernel count as sent: the peer may have them and be gone already.
     const Connection& connection = *stream->connection;
@@ -271,6 +281,14 @@ std::vector<int32_t> Engine::departed_peers(const Operation& op) {
     if (stream->arrived < stream->nbytes && gone) peers.push_back(stream->peer);
   }
   return peers;
+}
+
+// Where a peer has left that the op needs, the group fails: the others wait for this op, too.
+int32_t Engine::fail_departed(Group& group, const Operation& op) {
+  const auto departed = departed_peers(op);
+  if (departed.empty()) return -1;
+  fail_group(group, std::make_shared<const Error>(peer_left(group, op, departed.front())));
+  return departed.front();
 }
 
 Error Engine::peer_left(const Group& group, const Operation& op, int32_t peer) {
@@ -333,10 +351,7 @@ void Engine::on_goodbye(Connection& connection, const FrameHeader& header) {
       if (link.receive.get() == &connection) link.receive_closed = true;
     }
     for (const auto& [order, op] : group.in_flight) {
-      const auto departed = departed_peers(*op);
-      if (departed.empty()) continue;
-      fail_group(group, std::make_shared<const Error>(peer_left(group, *op, departed.front())));
-      break;
+      if (fail_departed(group, *op) >= 0) break;
     }
   }
   advance_agreement(group, false);
@@ -427,6 +442,12 @@ ErrorInfo Engine::describe_wait(const Operation& op) const {
     info.advice =
         "See what keeps its device busy; for slow work raise the timeout of init_process_group or new_group. " +
         std::string(kRestart);
+    return info;
+  }
+  if (op.unmatched) {
+    info.detail = "no rank has sent a message with the tag of this receive from any source";
+    info.advice = "See the logs of the ranks that should have; for slow work raise the timeout of the group. " +
+                  std::string(kRestart);
     return info;
   }
   const std::vector<Wait> waits = direct_waits(op);

@@ -35,6 +35,13 @@ struct Link {
   bool complete() const { return send && receive; }
 };
 
+// A receive that waits for its turn: one from any source, or one that was posted after such a one with its tag.
+struct WaitingReceive {
+  std::shared_ptr<Operation> op;
+  int32_t peer;  // -1: any
+  uint32_t tag;
+};
+
 class Group {
  public:
   Group(uint64_t id, int32_t rank, std::vector<MemberInfo> members, int32_t channels)
@@ -76,7 +83,12 @@ class Group {
   uint64_t next_ticket = 1;
   std::unordered_map<StreamKey, uint64_t, StreamKeyHash> next_sent;  // point-to-point: sequence = peer rank
   std::unordered_map<StreamKey, uint64_t, StreamKeyHash> next_received;
+  std::vector<WaitingReceive> waiting;                       // in the order of posting
+  int32_t next_source = 0;                                   // where the next receive from any source looks first
   std::map<uint64_t, std::shared_ptr<Operation>> in_flight;  // by order
+  // The latest nested ops that were posted here; late grants for one of them say nothing new.
+  std::vector<StreamKey> nested;
+  size_t next_nested = 0;
   std::shared_ptr<const Error> failure;
   bool closed = false;
 

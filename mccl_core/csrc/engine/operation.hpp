@@ -83,6 +83,14 @@ struct StepState {
   uint64_t received = 0;
 };
 
+// Names an op that is started by the callback of another one, so that its name does not depend on when the callback
+// runs: the ticket of the op that the chain of callbacks began with, and a tag of the path from there. See
+// docs/torch-distributed.md, "Callbacks that communicate".
+struct NestedName {
+  uint64_t ticket = 0;
+  uint32_t tag = 0;  // 0: the op is not nested
+};
+
 enum class OpState : uint8_t { kInFlight, kDone, kFailed };
 
 class Operation : public std::enable_shared_from_this<Operation> {
@@ -134,11 +142,14 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // False while kernels on a device are still to write the buffers: the op takes its place in the group's order, but
   // nothing reads or writes the buffers before Engine::set_ready. Under the engine's lock from submission on.
   bool ready = true;
+  NestedName nested;
 
   // --- owned by the engine, under its lock ---
   std::shared_ptr<Group> group;
   uint64_t ticket = 0;
-  uint64_t order = 0;  // priority on the wire: order of posting in this process
+  bool unmatched = false;  // a receive that has not been given a message yet
+  int32_t source = -1;     // of a receive from any source, once it has a message
+  uint64_t order = 0;      // priority on the wire: order of posting in this process
   std::vector<StepState> states;
   std::vector<std::unique_ptr<OutStream>> out;
   std::vector<InStream*> in;  // owned by the connections
@@ -147,6 +158,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool finished = false;      // left the engine's tables
   std::shared_ptr<const Error> failure;
   TimePoint posted_at = 0;
+  TimePoint settled_at = 0;
+  uint64_t flight = 0;  // its entry in the flight record
   // For the metrics: when it could begin (0: not yet), up to when its waiting is booked, and whether bytes that could
   // have gone out at once had to queue.
   TimePoint started_at = 0;

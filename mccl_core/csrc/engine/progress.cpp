@@ -219,6 +219,8 @@ void Engine::leave_tables(Operation& op) {
     connection.in.erase(StreamKey(stream->key));
   }
   op.in.clear();
+  if (op.unmatched)
+    std::erase_if(op.group->waiting, [&](const WaitingReceive& other) { return other.op.get() == &op; });
   op.group->in_flight.erase(op.order);
 }
 
@@ -234,6 +236,8 @@ void Engine::unpin(const std::shared_ptr<Operation>& op) {
 
 // The one place where an op ends, for its waiters, its future and its callbacks.
 void Engine::settle(const std::shared_ptr<Operation>& op) {
+  op->settled_at = now_ns();
+  flight_.settled(*op);
   // What takes time, on a thread of its own: a result that is decoded or copied back, or one that must not be taken for
   // one.
   const bool decodes = op->codec && op->codec->finishes();

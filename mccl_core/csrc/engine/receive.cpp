@@ -233,7 +233,7 @@ void Engine::on_header(Connection& connection, Lock& lock) {
     kick(connection, false, lock);
   }
   switch (header.type) {
-    case FrameType::kData: on_data(connection); break;
+    case FrameType::kData: on_data(connection, lock); break;
     case FrameType::kGrant: {
       const auto found = connection.out.find(header.key);
       if (found != connection.out.end()) {
@@ -262,7 +262,11 @@ void Engine::on_header(Connection& connection, Lock& lock) {
       stream.regrant = true;
       stream.fingerprint = header.fingerprint;
       stream.announced = true;
-      if (stream.op != nullptr && matches(stream)) update_grant(stream);
+      if (stream.op == nullptr) {
+        offer(header.key, lock);
+      } else if (matches(stream)) {
+        update_grant(stream);
+      }
       break;
     }
     case FrameType::kGoodbye: on_goodbye(connection, header); break;
@@ -280,6 +284,7 @@ bool Engine::was_posted(const StreamKey& key, const ProcessId& process, bool sen
   const auto found = groups_.find(key.group);
   if (found == groups_.end()) return false;
   const Group& group = *found->second;
+  if (!key.point_to_point && key.tag != 0) return std::ranges::find(group.nested, key) != group.nested.end();
   if (!key.point_to_point) return key.sequence < group.next_ticket;
   for (size_t rank = 0; rank < group.members.size(); ++rank) {
     if (group.members[rank].process != process) continue;
@@ -300,7 +305,7 @@ bool Engine::unexpected(Connection& connection) {
   return true;
 }
 
-void Engine::on_data(Connection& connection) {
+void Engine::on_data(Connection& connection, Lock& lock) {
   const FrameHeader& header = connection.header;
   if (header.checked != options_.transport_crc) {
     broken_rule(header.checked ? "sent a payload with a checksum" : "sent a payload without a checksum",
@@ -325,6 +330,8 @@ void Engine::on_data(Connection& connection) {
   stream.fingerprint = header.fingerprint;
   stream.announced = true;
   connection.rx_in = &stream;
+  if (stream.op == nullptr) offer(header.key, lock);
+  if (connection.rx_in == nullptr) return;
   if (stream.op == nullptr || !matches(stream) || !fits(stream)) return;  // in error the stream is gone with its group
   if (stream.arrived == 0 && stream.op->ready) Metrics::heard(*stream.op, *connection.waits, now_ns());
 }

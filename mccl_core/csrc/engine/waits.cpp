@@ -162,7 +162,7 @@ bool Engine::compare_calls(Group& group, int32_t from, const FrameHeader& header
     over.header.key = key;
     over.header.offset = header.offset & kSendsMessage;
     if (group.link(from, 0).send) queue_control(*group.link(from, 0).send, std::move(over));
-  } else if (!key.point_to_point && group.announced.size() < 1024) {
+  } else if (!key.point_to_point && key.tag == 0 && group.announced.size() < 1024) {
     group.announced.try_emplace(key.sequence, AnnouncedOp{header.fingerprint, from});
   }
   return true;
@@ -171,7 +171,7 @@ bool Engine::compare_calls(Group& group, int32_t from, const FrameHeader& header
 // At submission: whether somebody has said that this op is another one.
 bool Engine::matches_announced(Operation& op) {
   Group& group = *op.group;
-  if (op.key.point_to_point) return true;
+  if (op.key.point_to_point || op.key.tag != 0) return true;
   const auto found = group.announced.find(op.ticket);
   const auto past = group.announced.upper_bound(op.ticket);
   const AnnouncedOp other = found == group.announced.end() ? AnnouncedOp{op.fingerprint, -1} : found->second;

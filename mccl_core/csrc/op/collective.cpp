@@ -1,5 +1,6 @@
 #include "op/collective.hpp"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -41,9 +42,30 @@ Fingerprint fingerprint_of(OpKind kind, Elements elements, uint64_t nbytes, cons
           static_cast<uint8_t>(plan.channel_count)};
 }
 
-// The part of each block.
-void append_parts(std::vector<Buffer>& to, const std::vector<Buffer>& blocks, Range part) {
-  for (const Buffer& block : blocks) to.push_back({block.data + part.offset, part.nbytes});
+// The part of each block; a block is so many buffers.
+void append_parts(std::vector<Buffer>& to, const std::vector<Buffer>& buffers, size_t block_size, Range part) {
+  uint64_t at = 0;  // in the block
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    if (i % block_size == 0) at = 0;
+    const uint64_t begin = std::clamp(part.offset, at, at + buffers[i].nbytes);
+    const uint64_t end = std::clamp(part.end(), at, at + buffers[i].nbytes);
+    if (begin < end) to.push_back({buffers[i].data + (begin - at), end - begin});
+    at += buffers[i].nbytes;
+  }
+}
+
+uint64_t total_nbytes(const std::vector<Buffer>& buffers) {
+  uint64_t total = 0;
+  for (const Buffer& buffer : buffers) total += buffer.nbytes;
+  return total;
+}
+
+// An empty message is one element on the wire: whoever receives from any source has to see it.
+Schedule message(uint64_t nbytes, DType dtype, Range& range) {
+  Schedule schedule;
+  schedule.scratch_nbytes = nbytes == 0 ? element_nbytes(dtype) : 0;
+  range = {0, nbytes + schedule.scratch_nbytes};
+  return schedule;
 }
 
 void check_root(Member me, int32_t root, const char* name) {
@@ -59,23 +81,23 @@ void check_peer(Member me, int32_t peer, const char* name) {
 }
 }  // namespace
 
-void check_blocks(Member me, const std::vector<Buffer>& blocks, uint64_t nbytes, const char* what) {
-  if (blocks.size() != static_cast<size_t>(me.world)) {
+void check_blocks(Member me, const std::vector<Buffer>& blocks, const std::vector<Buffer>& block, const char* what) {
+  if (blocks.size() != static_cast<size_t>(me.world) * block.size()) {
     throw_usage(std::string(what) + ": got " + std::to_string(blocks.size()) + " tensors in a group of " +
                     std::to_string(me.world),
                 "Give one tensor for each rank");
   }
   for (size_t i = 0; i < blocks.size(); ++i) {
+    const uint64_t nbytes = block[i % block.size()].nbytes;
     if (blocks[i].nbytes == nbytes) continue;
-    throw_usage(std::string(what) + ": the tensor for rank " + std::to_string(i) + " has " +
+    throw_usage(std::string(what) + ": the tensor for rank " + std::to_string(i / block.size()) + " has " +
                     std::to_string(blocks[i].nbytes) + " bytes, expected " + std::to_string(nbytes),
                 "All tensors must have the same size and dtype");
   }
 }
 
 OperationPtr all_reduce(const Planner& planner, Member me, std::vector<Buffer> data, Elements elements) {
-  uint64_t n = 0;
-  for (const Buffer& buffer : data) n += buffer.nbytes;
+  const uint64_t n = total_nbytes(data);
   const Plan plan = planner.plan(OpKind::kAllReduce, me.world, n);
   Schedule schedule = planner.all_reduce(plan, me, n, element_nbytes(elements.dtype));
   std::vector<Buffer> results = data;
@@ -104,63 +126,84 @@ OperationPtr reduce(Member me, int32_t root, Buffer data, Elements elements) {
   return op;
 }
 
-OperationPtr all_gather(const Planner& planner, Member me, Buffer input, std::vector<Buffer> outputs, DType dtype) {
-  check_blocks(me, outputs, input.nbytes, "all_gather");
-  const Buffer own = outputs[static_cast<size_t>(me.rank)];
-  const Plan plan = planner.plan(OpKind::kAllGather, me.world, input.nbytes);
+OperationPtr all_gather(const Planner& planner, Member me, const std::vector<Buffer>& input,
+                        std::vector<Buffer> outputs, DType dtype) {
+  check_blocks(me, outputs, input, "all_gather");
+  const uint64_t n = total_nbytes(input);
+  std::vector<std::pair<Buffer, Buffer>> own_blocks;
+  for (size_t j = 0; j < input.size(); ++j) {
+    own_blocks.emplace_back(input[j], outputs[static_cast<size_t>(me.rank) * input.size() + j]);
+  }
+  const Plan plan = planner.plan(OpKind::kAllGather, me.world, n);
   const auto generate = plan.algorithm == Algorithm::kRing ? ring_all_gather : circulant_all_gather;
   const auto world = static_cast<uint64_t>(me.world);
   std::vector<ChannelPart> parts;
   std::vector<Buffer> buffers;
-  for (const Range part : blocks_of({0, input.nbytes}, element_nbytes(dtype), plan.channel_count)) {
+  for (const Range part : blocks_of({0, n}, element_nbytes(dtype), plan.channel_count)) {
     Schedule schedule = plan.algorithm == Algorithm::kOnlyOne ? Schedule{} : generate(me, part.nbytes);
     parts.push_back({std::move(schedule), {part.offset * world, part.nbytes * world}});
-    append_parts(buffers, outputs, part);
+    append_parts(buffers, outputs, input.size(), part);
   }
-  auto op = make(fingerprint_of(OpKind::kAllGather, {dtype}, input.nbytes, plan), input.nbytes,
-                 merge_channels(std::move(parts)), std::move(buffers));
-  op->own_blocks = {{input, own}};
+  auto op = make(fingerprint_of(OpKind::kAllGather, {dtype}, n, plan), n, merge_channels(std::move(parts)),
+                 std::move(buffers));
+  op->own_blocks = std::move(own_blocks);
   op->results = std::move(outputs);
   return op;
 }
 
-OperationPtr reduce_scatter(const Planner& planner, Member me, std::vector<Buffer> inputs, Buffer output,
-                            Elements elements) {
-  check_blocks(me, inputs, output.nbytes, "reduce_scatter");
-  const Plan plan = planner.plan(OpKind::kReduceScatter, me.world, output.nbytes);
-  const Fingerprint fingerprint = fingerprint_of(OpKind::kReduceScatter, elements, output.nbytes, plan);
-  const auto own = static_cast<size_t>(me.rank);
+namespace {
+// The sums grow in the output and in a copy of the other blocks.
+OperationPtr circulant(Member me, Fingerprint fingerprint, const std::vector<Buffer>& inputs,
+                       const std::vector<Buffer>& output, std::vector<std::pair<Buffer, Buffer>> own_copies) {
+  const uint64_t n = total_nbytes(output);
+  const size_t own = static_cast<size_t>(me.rank) * output.size();
+  auto workspace = std::make_shared_for_overwrite<std::byte[]>((static_cast<size_t>(me.world) - 1) * n);
+  std::byte* at = workspace.get();
+  std::vector<Buffer> blocks;
+  std::vector<std::pair<Buffer, Buffer>> copies;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const bool mine = i >= own && i < own + output.size();
+    blocks.push_back(mine ? output[i - own] : Buffer{at, inputs[i].nbytes});
+    if (mine) continue;
+    at += inputs[i].nbytes;
+    copies.emplace_back(inputs[i], blocks.back());
+  }
+  // Last, since an output may be one of the inputs.
+  copies.insert(copies.end(), own_copies.begin(), own_copies.end());
+  auto op = make_reduction(me, fingerprint, n, circulant_reduce_scatter(me, n), std::move(blocks));
+  op->own_blocks = std::move(copies);
+  op->workspace = std::move(workspace);
+  return op;
+}
+}  // namespace
+
+OperationPtr reduce_scatter(const Planner& planner, Member me, std::vector<Buffer> inputs,
+                            const std::vector<Buffer>& output, Elements elements) {
+  check_blocks(me, inputs, output, "reduce_scatter");
+  const uint64_t n = total_nbytes(output);
+  const Plan plan = planner.plan(OpKind::kReduceScatter, me.world, n);
+  const Fingerprint fingerprint = fingerprint_of(OpKind::kReduceScatter, elements, n, plan);
   if (plan.algorithm == Algorithm::kRing) {
     std::vector<ChannelPart> parts;
     std::vector<Buffer> buffers;
     const auto blocks = static_cast<uint64_t>(me.world) + 1;  // and the output
-    for (const Range part : blocks_of({0, output.nbytes}, element_nbytes(elements.dtype), plan.channel_count)) {
+    for (const Range part : blocks_of({0, n}, element_nbytes(elements.dtype), plan.channel_count)) {
       parts.push_back({ring_reduce_scatter(me, part.nbytes), {part.offset * blocks, part.nbytes * blocks}});
-      append_parts(buffers, inputs, part);
-      append_parts(buffers, {output}, part);
+      append_parts(buffers, inputs, output.size(), part);
+      append_parts(buffers, output, output.size(), part);
     }
-    return with_results(
-        make_reduction(me, fingerprint, output.nbytes, merge_channels(std::move(parts)), std::move(buffers)), {output});
+    return with_results(make_reduction(me, fingerprint, n, merge_channels(std::move(parts)), std::move(buffers)),
+                        output);
   }
-  if (plan.algorithm == Algorithm::kOnlyOne) {
-    auto op = make_reduction(me, fingerprint, output.nbytes, {}, {output});
-    op->own_blocks = {{inputs[own], output}};
-    return op;
+  std::vector<std::pair<Buffer, Buffer>> own_copies;
+  for (size_t j = 0; j < output.size(); ++j) {
+    own_copies.emplace_back(inputs[static_cast<size_t>(me.rank) * output.size() + j], output[j]);
   }
-  // The sums grow in the output and in a copy of the other blocks.
-  const uint64_t n = output.nbytes;
-  auto workspace = std::make_shared_for_overwrite<std::byte[]>((inputs.size() - 1) * n);
-  std::vector<Buffer> blocks;
-  std::vector<std::pair<Buffer, Buffer>> copies;
-  for (size_t i = 0, at = 0; i < inputs.size(); ++i) {
-    blocks.push_back(i == own ? output : Buffer{workspace.get() + n * at++, n});
-    if (i != own) copies.emplace_back(inputs[i], blocks.back());
+  if (plan.algorithm != Algorithm::kOnlyOne) {
+    return with_results(circulant(me, fingerprint, inputs, output, std::move(own_copies)), output);
   }
-  copies.emplace_back(inputs[own], output);  // last, since the output may be one of the inputs
-  auto op = make_reduction(me, fingerprint, n, circulant_reduce_scatter(me, n), std::move(blocks));
-  op->results = {output};
-  op->own_blocks = std::move(copies);
-  op->workspace = std::move(workspace);
+  auto op = with_results(make_reduction(me, fingerprint, n, {}, output), output);
+  op->own_blocks = std::move(own_copies);
   return op;
 }
 
@@ -168,7 +211,7 @@ OperationPtr gather(Member me, int32_t root, Buffer input, std::vector<Buffer> o
   check_root(me, root, "gather");
   std::vector<std::pair<Buffer, Buffer>> own_blocks;
   if (me.rank == root) {
-    check_blocks(me, outputs, input.nbytes, "gather");
+    check_blocks(me, outputs, {input}, "gather");
     own_blocks = {{input, outputs[static_cast<size_t>(root)]}};
   }
   std::vector<Buffer> results = outputs;  // none but at the root
@@ -184,7 +227,7 @@ OperationPtr scatter(Member me, int32_t root, std::vector<Buffer> inputs, Buffer
   check_root(me, root, "scatter");
   std::vector<std::pair<Buffer, Buffer>> own_blocks;
   if (me.rank == root) {
-    check_blocks(me, inputs, output.nbytes, "scatter");
+    check_blocks(me, inputs, {output}, "scatter");
     own_blocks = {{inputs[static_cast<size_t>(root)], output}};
   }
   std::vector<Buffer> buffers = me.rank == root ? std::move(inputs) : std::vector<Buffer>{output};
@@ -228,23 +271,30 @@ OperationPtr barrier(Member me) {
 
 OperationPtr send(Member me, int32_t to, Buffer data, DType dtype) {
   check_peer(me, to, "send");
-  Schedule schedule;
-  if (data.nbytes > 0) schedule.steps.push_back(send_step(to, {0, data.nbytes}));
+  Range range;
+  Schedule schedule = message(data.nbytes, dtype, range);
+  schedule.steps.push_back(send_step(to, range));
   return make({OpKind::kPointToPoint, ReduceOp::kSum, dtype, -1, data.nbytes}, data.nbytes, std::move(schedule),
               {data});
 }
 
 OperationPtr receive(Member me, int32_t from, Buffer data, DType dtype) {
   check_peer(me, from, "recv");
-  Schedule schedule;
-  if (data.nbytes > 0) {
-    Step step;
-    set_copy(step, from, {0, data.nbytes});
-    schedule.steps.push_back(step);
-  }
+  Range range;
+  Schedule schedule = message(data.nbytes, dtype, range);
+  Step step;
+  set_copy(step, from, range);
+  schedule.steps.push_back(step);
   return with_results(
       make({OpKind::kPointToPoint, ReduceOp::kSum, dtype, -1, data.nbytes}, data.nbytes, std::move(schedule), {data}),
       {data});
+}
+
+OperationPtr receive_any(Buffer data, DType dtype) {
+  Range range;
+  return with_results(make({OpKind::kPointToPoint, ReduceOp::kSum, dtype, -1, data.nbytes}, data.nbytes,
+                           message(data.nbytes, dtype, range), {data}),
+                      {data});
 }
 
 }  // namespace mccl

@@ -23,19 +23,21 @@ struct Elements {
   ReduceOp op = ReduceOp::kSum;
 };
 
-// Throws Error (kUsage) unless there is a block of `nbytes` for each rank.
-void check_blocks(Member me, const std::vector<Buffer>& blocks, uint64_t nbytes, const char* what);
+// Throws Error (kUsage) unless `blocks` has for each rank the buffers of one block, of the sizes of `block`'s.
+void check_blocks(Member me, const std::vector<Buffer>& blocks, const std::vector<Buffer>& block, const char* what);
 
 // In place on `data`, one or more buffers taken as their concatenation.
 OperationPtr all_reduce(const Planner& planner, Member me, std::vector<Buffer> data, Elements elements);
 OperationPtr broadcast(Member me, int32_t root, Buffer data, DType dtype);
 // The result is in `data` at the root; elsewhere `data` is left as it is.
 OperationPtr reduce(Member me, int32_t root, Buffer data, Elements elements);
-// `outputs`: world buffers of the input's size.
-OperationPtr all_gather(const Planner& planner, Member me, Buffer input, std::vector<Buffer> outputs, DType dtype);
-// `inputs`: world buffers of the output's size.
-OperationPtr reduce_scatter(const Planner& planner, Member me, std::vector<Buffer> inputs, Buffer output,
-                            Elements elements);
+// A block is one or more buffers, taken as their concatenation. `outputs`: for each rank the buffers of a block, of the
+// input's sizes.
+OperationPtr all_gather(const Planner& planner, Member me, const std::vector<Buffer>& input,
+                        std::vector<Buffer> outputs, DType dtype);
+// `inputs`: for each rank the buffers of a block, of the output's sizes.
+OperationPtr reduce_scatter(const Planner& planner, Member me, std::vector<Buffer> inputs,
+                            const std::vector<Buffer>& output, Elements elements);
 // `outputs`: world buffers of the input's size at the root, none elsewhere.
 OperationPtr gather(Member me, int32_t root, Buffer input, std::vector<Buffer> outputs, DType dtype);
 // `inputs`: world buffers of the output's size at the root, none elsewhere.
@@ -45,5 +47,7 @@ OperationPtr all_to_all(Member me, std::vector<Buffer> inputs, std::vector<Buffe
 OperationPtr barrier(Member me);
 OperationPtr send(Member me, int32_t to, Buffer data, DType dtype);
 OperationPtr receive(Member me, int32_t from, Buffer data, DType dtype);
+// Complete once the engine has found a message for it.
+OperationPtr receive_any(Buffer data, DType dtype);
 
 }  // namespace mccl

@@ -7,24 +7,18 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include "engine/engine.hpp"
+#include "torch/future_bindings.hpp"
+#include "torch/group_bindings.hpp"
 #include "torch/plan_bindings.hpp"
-#include "torch/process_group.hpp"
 #include "torch/simulated_device.hpp"
 
 namespace py = pybind11;
 using mccl::Engine;
-using mccl::Group;
-using mccl::MemberInfo;
 using mccl::Options;
-using mccl::ProcessGroupMCCL;
+using mccl::take;
 
 namespace {
-
-template <class T>
-T take(const py::dict& values, const char* name) {
-  if (!values.contains(name)) throw py::key_error(std::string("mccl options lack ") + name);
-  return values[name].cast<T>();
-}
 
 Options options_from(const py::dict& values) {
   Options options{};
@@ -34,35 +28,10 @@ Options options_from(const py::dict& values) {
   options.credit_nbytes = take<uint64_t>(values, "credit_nbytes");
   options.eager_grant_nbytes = take<uint64_t>(values, "eager_grant_nbytes");
   options.socket_buffer_nbytes = take<uint64_t>(values, "socket_buffer_nbytes");
+  options.flight_record_ops = take<uint64_t>(values, "flight_record_ops");
   options.linger_ms = take<int64_t>(values, "linger_ms");
   options.heartbeat_interval_ms = take<int64_t>(values, "heartbeat_interval_ms");
   options.transport_crc = take<bool>(values, "transport_crc");
-  return options;
-}
-
-mccl::Planner planner_from(const py::dict& values) {
-  mccl::Planner planner{};
-  planner.profile.latency_s = take<double>(values, "latency_s");
-  planner.profile.step_s = take<double>(values, "step_s");
-  planner.profile.nbytes_per_s = take<double>(values, "nbytes_per_s");
-  planner.profile.uplink_nbytes_per_s = take<double>(values, "uplink_nbytes_per_s");
-  planner.profile.circulant_share = take<double>(values, "circulant_share");
-  planner.all_reduce_algorithm = mccl::algorithm_of(take<std::string>(values, "all_reduce_algorithm"));
-  planner.recursive_doubling_max_nbytes = take<uint64_t>(values, "recursive_doubling_max_nbytes");
-  planner.chunk_nbytes = take<uint64_t>(values, "chunk_nbytes");
-  planner.group_of_rank = take<std::vector<int32_t>>(values, "group_of_rank");
-  planner.channels = take<int32_t>(values, "channels");
-  planner.channel_nbytes = take<uint64_t>(values, "channel_nbytes");
-  return planner;
-}
-
-mccl::CompressionOptions compression_from(const py::dict& values) {
-  mccl::CompressionOptions options{};
-  options.compression = mccl::compression_of(take<std::string>(values, "compression"));
-  options.required = take<bool>(values, "required");
-  options.min_nbytes = take<uint64_t>(values, "min_nbytes");
-  options.topk_ratio = take<double>(values, "topk_ratio");
-  options.topk_warmup = take<uint64_t>(values, "topk_warmup");
   return options;
 }
 
@@ -70,7 +39,7 @@ using NamedPlan = std::tuple<std::string, int32_t, double, int32_t>;
 
 std::vector<NamedPlan> plans(const py::dict& planner_values, const std::string& collective, int32_t world,
                              uint64_t nbytes) {
-  const mccl::Planner planner = planner_from(planner_values);
+  const mccl::Planner planner = mccl::planner_from(planner_values);
   const auto kind = mccl::kind_of(collective);
   const auto named = [](const mccl::Plan& plan) {
     return NamedPlan{mccl::to_string(plan.algorithm), plan.chunk_count, plan.predicted_s, plan.channel_count};
@@ -139,6 +108,40 @@ py::object fields_of(const std::shared_ptr<const mccl::Error>& error) {
   return fields;
 }
 
+const char* to_string(mccl::OpState state) {
+  switch (state) {
+    case mccl::OpState::kInFlight: return "in flight";
+    case mccl::OpState::kDone: return "done";
+    case mccl::OpState::kFailed: return "failed";
+  }
+  return "";
+}
+
+py::list flight_record_of(const Engine& engine) {
+  const auto entries = [&] {
+    py::gil_scoped_release free_gil;
+    return engine.flight_record();
+  }();
+  const mccl::TimePoint now = mccl::now_ns();
+  py::list record;
+  for (const mccl::FlightEntry& entry : entries) {
+    const bool over = entry.settled_at != 0;
+    py::dict op;
+    op["group"] = entry.group;
+    op["ticket"] = entry.ticket;
+    op["op"] = mccl::to_string(entry.fingerprint.kind);
+    op["call"] = entry.fingerprint.describe();
+    op["nbytes"] = entry.nbytes;
+    op["state"] = to_string(entry.state);
+    op["peer"] = entry.peer < 0 ? py::object(py::none()) : py::object(py::int_(entry.peer));
+    op["age_ms"] = static_cast<double>(now - entry.posted_at) / 1e6;
+    op["duration_ms"] =
+        over ? py::object(py::float_(static_cast<double>(entry.settled_at - entry.posted_at) / 1e6)) : py::none();
+    record.append(std::move(op));
+  }
+  return record;
+}
+
 // Nothing here waits for the engine with Python's interpreter lock held.
 void bind_engine(py::module_& m) {
   const auto free_gil = py::call_guard<py::gil_scoped_release>();
@@ -162,6 +165,7 @@ void bind_engine(py::module_& m) {
           },
           py::arg("process"), py::arg("lane"))
       .def("metrics", &metrics_of)
+      .def("flight_record", &flight_record_of)
       .def("reset_metrics", &Engine::reset_metrics, free_gil)
       .def("parked_nbytes", &Engine::parked_nbytes, free_gil)
       .def("last_failure",
@@ -175,51 +179,6 @@ void bind_engine(py::module_& m) {
         static std::vector<std::shared_ptr<Engine>>& abandoned = *new std::vector<std::shared_ptr<Engine>>;
         abandoned.push_back(engine);
       });
-}
-
-// Destroyed with the interpreter lock held, whichever thread drops the group.
-std::shared_ptr<py::function> hold(py::function function) {
-  return {new py::function(std::move(function)), [](py::function* f) {
-            py::gil_scoped_acquire gil;
-            delete f;
-          }};
-}
-
-[[noreturn]] void throw_unreachable(int32_t peer, const std::string& text) {
-  mccl::ErrorInfo info;
-  info.code = mccl::Code::kPeerLost;
-  info.peer = peer;
-  constexpr std::string_view kPrefix = "mccl: ";
-  info.detail = "cannot be reached: " + (text.starts_with(kPrefix) ? text.substr(kPrefix.size()) : text);
-  throw mccl::Error(std::move(info));
-}
-
-c10::intrusive_ptr<ProcessGroupMCCL> make_group(const std::shared_ptr<Engine>& engine, uint64_t id, int32_t rank,
-                                                const std::vector<std::pair<py::bytes, std::string>>& members,
-                                                const py::dict& planner_values, std::chrono::milliseconds timeout,
-                                                py::function connect, py::function regroup,
-                                                const py::dict& compression_values) {
-  std::vector<MemberInfo> infos;
-  for (const auto& [process, host] : members) infos.push_back({std::string(process), host});
-  auto connector = [held = hold(std::move(connect))](int32_t peer, int32_t channel) {
-    const py::gil_scoped_acquire gil;
-    try {
-      (*held)(peer, channel);
-    } catch (py::error_already_set& error) {
-      if (!error.matches(PyExc_RuntimeError)) throw;  // DistBackendError is one
-      throw_unreachable(peer, py::str(error.value()));
-    }
-  };
-  auto regrouper = [held = hold(std::move(regroup))](const std::vector<int32_t>& excluded, bool agreed) {
-    const py::gil_scoped_acquire gil;
-    return (*held)(excluded, agreed).cast<c10::intrusive_ptr<c10d::Backend>>();
-  };
-  mccl::Planner planner = planner_from(planner_values);
-  const mccl::CompressionOptions compression = compression_from(compression_values);
-  py::gil_scoped_release free_gil;
-  auto group = engine->create_group(id, rank, std::move(infos), planner.channels);
-  return c10::make_intrusive<ProcessGroupMCCL>(engine, std::move(group), std::move(planner), timeout,
-                                               std::move(connector), std::move(regrouper), compression);
 }
 
 }  // namespace
@@ -238,10 +197,7 @@ PYBIND11_MODULE(_C, m) {
   bind_engine(m);
   mccl::bind_plans(m);
   mccl::bind_simulated_device(m);
-  py::class_<ProcessGroupMCCL, c10d::Backend, c10::intrusive_ptr<ProcessGroupMCCL>>(m, "ProcessGroupMCCL")
-      .def(py::init(&make_group), py::arg("engine"), py::arg("group_id"), py::arg("rank"), py::arg("members"),
-           py::arg("planner"), py::arg("timeout"), py::arg("connect"), py::arg("regroup"), py::arg("compression"))
-      .def_property_readonly("group_id", &ProcessGroupMCCL::group_id)
-      .def("agree", &ProcessGroupMCCL::agree, py::arg("ranks_to_exclude"), py::call_guard<py::gil_scoped_release>());
+  mccl::bind_futures(m);
+  mccl::bind_group(m);
   m.def("plans", &plans, py::arg("planner"), py::arg("collective"), py::arg("world"), py::arg("nbytes"));
 }

@@ -63,8 +63,8 @@ OperationPtr Compressor::all_reduce(const Planner& planner, Member me, const std
                            std::clamp<uint64_t>(wanted, 1, count), elements, state_);
 }
 
-OperationPtr Compressor::reduce_scatter(const Planner& planner, Member me, std::vector<Buffer> inputs, Buffer output,
-                                        Elements elements) {
+OperationPtr Compressor::reduce_scatter(const Planner& planner, Member me, std::vector<Buffer> inputs,
+                                        const std::vector<Buffer>& output, Elements elements) {
   const bool topk = options_.compression == Compression::kTopK;
   TORCH_CHECK_TYPE(!(topk && options_.required),
                    "mccl: reduce_scatter: this group was made with compression 'topk', which can carry all-reduces "
@@ -72,7 +72,8 @@ OperationPtr Compressor::reduce_scatter(const Planner& planner, Member me, std::
   if (topk || !applies(elements, total_nbytes(inputs), "reduce_scatter")) {
     return mccl::reduce_scatter(planner, me, std::move(inputs), output, elements);
   }
-  return compressed_reduce_scatter(planner, me, std::move(inputs), output, elements, options_.compression, state_);
+  MCCL_ASSERT(output.size() == 1);
+  return compressed_reduce_scatter(planner, me, std::move(inputs), output[0], elements, options_.compression, state_);
 }
 
 bool Compressor::warmed_up(uint64_t count, DType dtype) {

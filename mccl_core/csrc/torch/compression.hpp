@@ -32,8 +32,10 @@ class Compressor {
   // Throw c10's TypeError for what the group refuses.
   OperationPtr all_reduce(const Planner& planner, Member me, const std::vector<at::Tensor>& tensors,
                           std::vector<Buffer> data, Elements elements);
-  OperationPtr reduce_scatter(const Planner& planner, Member me, std::vector<Buffer> inputs, Buffer output,
-                              Elements elements);
+  OperationPtr reduce_scatter(const Planner& planner, Member me, std::vector<Buffer> inputs,
+                              const std::vector<Buffer>& output, Elements elements);
+  // Whether any reduction may travel compressed: then one op has one output.
+  bool is_on() const { return options_.compression != Compression::kNone; }
 
  private:
   // A part of a storage. While this exists no other storage gets its address.

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "torch/devices.hpp"
+#include "torch/integer_mean.hpp"
 
 namespace mccl {
 
@@ -86,9 +87,24 @@ Buffer buffer_of(const at::Tensor& contiguous) {
   return {static_cast<std::byte*>(contiguous.data_ptr()), static_cast<uint64_t>(contiguous.nbytes())};
 }
 
-std::vector<Buffer> slices_of(const at::Tensor& contiguous, int64_t count, const char* name) {
-  TORCH_CHECK_VALUE(contiguous.numel() % count == 0, "mccl: ", name, ": a tensor of ", contiguous.numel(),
+namespace {
+void check_divisible(const at::Tensor& tensor, int64_t count, const char* name) {
+  TORCH_CHECK_VALUE(tensor.numel() % count == 0, "mccl: ", name, ": a tensor of ", tensor.numel(),
                     " elements cannot be split over ", count, " ranks; its size must be a multiple of the world size");
+}
+}  // namespace
+
+std::vector<at::Tensor> pieces_of(const at::Tensor& tensor, int64_t count, const char* name) {
+  check_divisible(tensor, count, name);
+  const at::Tensor flat = tensor.contiguous().view({-1});
+  const int64_t numel = tensor.numel() / count;
+  std::vector<at::Tensor> pieces;
+  for (int64_t i = 0; i < count; ++i) pieces.push_back(flat.narrow(0, i * numel, numel));
+  return pieces;
+}
+
+std::vector<Buffer> slices_of(const at::Tensor& contiguous, int64_t count, const char* name) {
+  check_divisible(contiguous, count, name);
   const Buffer whole = buffer_of(contiguous);
   const uint64_t nbytes = whole.nbytes / static_cast<uint64_t>(count);
   std::vector<Buffer> slices;
@@ -129,6 +145,27 @@ at::Tensor Staging::in_place(const at::Tensor& tensor) {
   check_writable(tensor);
   copy_back_.push_back({tensor.contiguous(), tensor});
   return on_host(copy_back_.back().staged, true);
+}
+
+at::Tensor Staging::widened_input(const at::Tensor& tensor, int64_t world) {
+  return on_host(widened(tensor, world), false);
+}
+
+at::Tensor Staging::widened_output(const at::Tensor& tensor, int64_t world) {
+  check_writable(tensor);
+  const at::Tensor sums = empty_widened(tensor);
+  then([sums, tensor, world] {
+    const at::NoGradGuard no_grad;
+    const c10::InferenceMode inference(tensor.is_inference());
+    write_means(sums, tensor, world);
+  });
+  return on_host(sums, true);
+}
+
+at::Tensor Staging::widened_in_place(const at::Tensor& tensor, int64_t world) {
+  const at::Tensor sums = widened_output(tensor, world);
+  sums.copy_(widened(tensor, world));
+  return sums;
 }
 
 bool Staging::kernels_finish() const {

@@ -31,6 +31,9 @@ Buffer buffer_of(const at::Tensor& contiguous);
 // `count` equal slices of a contiguous tensor.
 std::vector<Buffer> slices_of(const at::Tensor& contiguous, int64_t count, const char* name);
 
+// `count` equal pieces of the tensor's elements, each of one dimension: views where it is contiguous.
+std::vector<at::Tensor> pieces_of(const at::Tensor& tensor, int64_t count, const char* name);
+
 // Contiguous stand-ins for the caller's tensors, as the engine sees them: for a tensor on a device the one returned is
 // its memory on the host, and only that. Inputs are copied in; outputs are copied back by finish().
 class Staging {
@@ -38,6 +41,13 @@ class Staging {
   at::Tensor input(const at::Tensor& tensor);
   at::Tensor output(const at::Tensor& tensor);
   at::Tensor in_place(const at::Tensor& tensor);
+  // For AVG of integers on the CPU: what travels in the tensor's stead (integer_mean.hpp).
+  at::Tensor widened_input(const at::Tensor& tensor, int64_t world);
+  at::Tensor widened_output(const at::Tensor& tensor, int64_t world);
+  at::Tensor widened_in_place(const at::Tensor& tensor, int64_t world);
+  // Runs before the op is done, on the engine's completion thread, unless it has failed. For the CPU's tensors.
+  void then(std::function<void()> last) { last_.push_back(std::move(last)); }
+  const std::vector<std::function<void()>>& last() const { return last_; }
   void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
   // Null where nothing has to be copied back. On a device it encodes the copies.
   std::function<void()> finish() const;
@@ -57,6 +67,7 @@ class Staging {
   };
   std::vector<at::Tensor> kept_;
   std::vector<Pair> copy_back_;
+  std::vector<std::function<void()>> last_;
   std::optional<Shim*> shim_;  // once there is a tensor
   std::vector<HostView> views_;
 };
