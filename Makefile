@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-all chaos check docs lint format types macos benchmark fuzz clean
+.PHONY: help setup demo test test-all conformance chaos check docs lint format types macos benchmark fuzz clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -23,6 +23,9 @@ MINUTES ?= 2
 SEED ?= 1
 chaos: setup ## random faults for MINUTES=2, with SEED=1 (Linux, root)
 	@PYTHONPATH=tests $(BIN)/python -m chaos --minutes $(MINUTES) --seed $(SEED)
+
+conformance: setup ## PyTorch's own distributed_test.py, with 3, 4 and 8 ranks, compared with Gloo
+	@$(BIN)/python -m tests.conformance
 
 check: lint types ## what CI asks of the sources
 
