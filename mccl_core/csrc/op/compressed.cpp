@@ -249,7 +249,7 @@ OperationPtr compressed_all_reduce(const Planner& planner, Member me, std::vecto
 
 OperationPtr compressed_reduce_scatter(const Planner& planner, Member me, std::vector<Buffer> inputs, Buffer output,
                                        Elements elements, Compression wire, const WireStatePtr& state) {
-  if (me.world < 2) return reduce_scatter(planner, me, std::move(inputs), output, elements);
+  if (me.world < 2) return reduce_scatter(planner, me, std::move(inputs), {output}, elements);
   check_blocks(me, inputs, {output}, "reduce_scatter");
   const uint64_t block_nbytes = wire_nbytes_of(output.nbytes, elements.dtype);
   const Plan plan{Algorithm::kRing, 1, 0};  // the circulant one would copy its input
