@@ -124,6 +124,28 @@ def test_types_that_only_travel_are_nan_too(dtype: torch.dtype) -> None:
     run_ranks(WORLD, abandoned, dtype, False, COPIES)
 
 
+def refused(rank: int, world: int, dtype: torch.dtype, strided: bool) -> None:
+    """The group has failed already when the op is called."""
+
+    def make(count: int) -> torch.Tensor:
+        whole = torch.ones(count, 2 if strided else 1).to(dtype)
+        return whole[:, 0] if strided else whole.flatten()
+
+    group = dist.distributed_c10d._get_default_group()
+    group._get_backend(torch.device("cpu")).abort()
+    for call in (dist.all_reduce, lambda tensor: dist.broadcast(tensor, (rank + 1) % world), dist.recv):
+        tensor = make(1000)
+        with pytest.raises(dist.DistBackendError):
+            call(tensor)
+        assert nothing_but_nan(tensor)
+
+
+@pytest.mark.parametrize("strided", [False, True], ids=["contiguous", "strided"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
+def test_an_op_that_is_refused_leaves_nan(dtype: torch.dtype, strided: bool) -> None:
+    run_ranks(2, refused, dtype, strided)
+
+
 def integers(rank: int, world: int) -> None:
     tensor = torch.full((10,), 7)
     if rank == 1:

@@ -1,5 +1,6 @@
 #include "torch/process_group.hpp"
 
+#include <limits>
 #include <utility>
 
 #include "device/stream_handoff.hpp"
@@ -114,13 +115,34 @@ std::function<void()> finalizer_of(const Staging& staging, const Operation* op) 
     }
   };
 }
+
+// For an op that its group refused, having failed: the results are as after a failed op.
+void invalidate_refused(Operation& op, const Staging& staging, const std::vector<at::Tensor>& outputs) {
+  const bool submitted = op.posted_at != 0;
+  if (submitted) {  // the engine has it, and fails it
+    try {
+      op.wait(-1);
+    } catch (const Error&) {
+    }
+  }
+  if (staging.shim() == nullptr) {
+    if (submitted) return;
+    op.invalidate_result();
+    if (const auto copy_back = staging.finish()) copy_back();
+    return;
+  }
+  if (!op.nan_byte || op.results.empty()) return;
+  for (const at::Tensor& output : outputs) output.fill_(std::numeric_limits<double>::quiet_NaN());
+}
 }  // namespace
 
 ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::start(Call call, const Staging& staging,
                                                   const std::function<OperationPtr()>& build,
                                                   const PointToPoint* point_to_point) {
+  OperationPtr op;
+  const std::vector<at::Tensor> outputs = call.outputs;
   try {
-    const OperationPtr op = build();
+    op = build();
     leavings_->take_away();
     const std::shared_ptr<void> kept = leavings_->hold(staging.kept());
     op->keep_alive = kept;
@@ -146,6 +168,7 @@ ProcessGroupMCCL::WorkPtr ProcessGroupMCCL::start(Call call, const Staging& stag
   } catch (const Error& error) {
     TORCH_CHECK_VALUE(error.info().code != Code::kUsage, error.what());
     report_->failed(error);
+    if (op) invalidate_refused(*op, staging, outputs);
     throw_dist_backend_error(error);
   }
 }
