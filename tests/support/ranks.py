@@ -119,6 +119,10 @@ def all_are_here(rank: int, world: int) -> None:
     store = dist.distributed_c10d._get_default_store()
     store.set(f"test/here/{rank}", "1")
     store.wait([f"test/here/{other}" for other in range(world)])
+    # Whoever dies next may hold the store: first all have to have its answer.
+    store.add("test/all_here", 1)
+    if rank == 0:
+        _wait_until(lambda: store.add("test/all_here", 0) == world, 60)
 
 
 def _wait_until(condition: Callable[[], bool], limit_s: float) -> None:
