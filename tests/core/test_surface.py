@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import copy
 import json
 import random
+import re
 import time
 from datetime import timedelta
 from pathlib import Path
