@@ -36,7 +36,8 @@ def fuzz(program: str, seconds: int) -> int:
     """Runs one program; returns its exit status."""
     grown = BUILD / "corpus" / program
     grown.mkdir(parents=True, exist_ok=True)
-    command = [BUILD / program, f"-max_total_time={seconds}", *LIMITS, grown, CORPUS / program]
+    kept = [folder for folder in [CORPUS / program] if folder.is_dir()]
+    command = [BUILD / program, f"-max_total_time={seconds}", *LIMITS, grown, *kept]
     print(f"{program}: {seconds} s", flush=True)
     return subprocess.run(command, cwd=BUILD).returncode
 

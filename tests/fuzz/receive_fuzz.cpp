@@ -112,11 +112,15 @@ class Session {
     switch (what % 8) {
       case 0: posted->op = all_reduce(planner, kMe, {make(), make()}, sum); break;
       case 1: posted->op = broadcast(kMe, (what >> 4) % kWorld, make(), DType::kFloat32); break;
-      case 2: posted->op = all_gather(planner, kMe, make(), three(), DType::kFloat32); break;
-      case 3: posted->op = reduce_scatter(planner, kMe, three(), make(), sum); break;
+      case 2: posted->op = all_gather(planner, kMe, {make()}, three(), DType::kFloat32); break;
+      case 3: posted->op = reduce_scatter(planner, kMe, three(), {make()}, sum); break;
       case 4: posted->op = all_to_all(kMe, three(), three(), DType::kFloat32); break;
       case 5: posted->op = barrier(kMe); break;
-      case 6: posted->op = receive(kMe, direct.peer, make(), DType::kFloat32); break;
+      case 6:
+        if ((what & 0x80) != 0) direct.peer = -1;  // from any source
+        posted->op =
+            direct.peer < 0 ? receive_any(make(), DType::kFloat32) : receive(kMe, direct.peer, make(), DType::kFloat32);
+        break;
       case 7:
         direct.sends = true;
         posted->op = send(kMe, direct.peer, make(), DType::kFloat32);
@@ -188,7 +192,7 @@ class Session {
     for (Fd& peer : peers_) peer.reset();
     for (const auto& posted : posted_) {
       try {
-        if (posted->op->ticket != 0 && !posted->op->wait(kPatience_ms)) fail("an op did not settle");
+        if (posted->op->posted_at != 0 && !posted->op->wait(kPatience_ms)) fail("an op did not settle");
       } catch (const Error&) {
       }
     }
