@@ -1,12 +1,15 @@
-"""Builds the C++ test programs, without torch; each configuration once a run."""
+"""Builds the C++ test programs, without torch, in build/tests: one folder for each configuration."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -21,9 +24,9 @@ ADDRESS_SANITIZER = ("-DMCCL_SANITIZE=address,undefined", "-DCMAKE_CXX_FLAGS_REL
 def build_program(name: str, options: tuple[str, ...] = PLAIN) -> Path:
     """Builds tests/cpp's program `name` with CMake `options`; returns it. Skips where doctest is missing."""
     require_doctest()
-    directory = _configured(options)
-    subprocess.run([_cmake(), "--build", directory, "--parallel", "2", "--target", name], check=True)
-    return directory / name
+    with _configured(options) as directory:
+        subprocess.run([_cmake(), "--build", directory, "--parallel", "2", "--target", name], check=True)
+        return directory / name
 
 
 @cache
@@ -38,17 +41,17 @@ def require_doctest() -> None:
     pytest.skip(reason)
 
 
-@cache
-def _configured(options: tuple[str, ...]) -> Path:
-    # Removed with the process: the builds hold nothing that a later run could use.
-    directory = tempfile.TemporaryDirectory(prefix="mccl-cpp-")
-    _kept.append(directory)
-    switches = ["-DMCCL_BUILD_TORCH=OFF", "-DMCCL_BUILD_TESTS=ON", *options]
-    subprocess.run([_cmake(), "-S", ROOT, "-B", directory.name, *switches], check=True)
-    return Path(directory.name)
-
-
-_kept: list[tempfile.TemporaryDirectory[str]] = []
+@contextlib.contextmanager
+def _configured(options: tuple[str, ...]) -> Iterator[Path]:
+    """The folder of a configuration's build, to which nobody else builds meanwhile."""
+    name = hashlib.sha256("\0".join((str(ROOT), *options)).encode()).hexdigest()[:12]
+    directory = ROOT / "build" / "tests" / name
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        switches = ["-DMCCL_BUILD_TORCH=OFF", "-DMCCL_BUILD_TESTS=ON", *options]
+        subprocess.run([_cmake(), "-S", ROOT, "-B", directory, *switches], check=True)
+        yield directory
 
 
 def _cmake() -> str:
