@@ -18,7 +18,7 @@ class MetricsServer:
     """Serves the text at http://ADDRESS:PORT/metrics, from a thread of its own."""
 
     def __init__(self, address: str, port: int, text: Callable[[], str]) -> None:
-        """Listens on the first free port from `port` on: ranks of one machine take one each.
+        """Listens on the first free port from `port` on: other jobs of the machine may have some.
 
         Raises:
             OSError: the address is not this machine's, or no port is free; the text says what to do.

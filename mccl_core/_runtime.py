@@ -86,13 +86,14 @@ class Runtime:
         return self.network.address.partition("%")[0]
 
     def serve_metrics(self, text: Callable[[], str]) -> None:
-        """Serves `text()` where MCCL_METRICS_PORT asks for it, once.
+        """Serves `text()` where MCCL_METRICS_PORT asks for it, once; each local rank has a port of its own.
 
         Raises:
             OSError: no port is free, or this process may not listen there; the text says what to do.
         """
         if self.config.metrics_port is not None and self._metrics_server is None:
-            self._metrics_server = MetricsServer(self.address, self.config.metrics_port, text)
+            port = self.config.metrics_port + self.config.local_rank
+            self._metrics_server = MetricsServer(self.address, port, text)
 
     @property
     def port(self) -> int:

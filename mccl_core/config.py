@@ -144,7 +144,8 @@ class CoreConfig(BaseModel):
         None,
         ge=1,
         le=65535,
-        description="Serve the metrics for Prometheus at /metrics on this port, or the next free one; unset: do not.",
+        description="Serve the metrics for Prometheus at /metrics on this port plus the local rank, or the next free "
+        "one, so that ranks of one machine get one each; unset: do not.",
     )
 
     secret: SecretStr | None = Field(None, description="The job's secret; at least 16 characters.")

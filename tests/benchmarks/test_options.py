@@ -43,10 +43,18 @@ BAD_LIMITS = [
     (["--sizes", "1024"], "at least 262144 bytes"),
     (["--rounds", "0"], "between 1"),
 ]
+BAD_SOAKS = [
+    (["--world", "65"], "between 2 and 64 ranks"),
+    (["--minutes", "0"], "not a number of minutes above 0"),
+    (["--in-flight", "0"], "between 1"),
+    (["--seed", "-1"], "between 0"),
+    (["--output", "/nowhere/result.json"], "/nowhere is no folder"),
+]
 CASES = [
     *(("allreduce", *bad) for bad in BAD_EVERYWHERE),
     *(("shaped", *bad) for bad in BAD_EVERYWHERE + BAD_LINKS),
     *(("tcp_limit", *bad) for bad in BAD_EVERYWHERE + BAD_LIMITS),
+    *(("soak", *bad) for bad in BAD_SOAKS),
 ]
 
 

@@ -69,6 +69,14 @@ def test_a_profile_and_switches_change_the_plan(run) -> None:
     assert values_of(run("--workers", 8, "--size", "64KiB", "--switch-size", 5, "--json")) == by_name
 
 
+def test_channels_are_shown(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MCCL_CHANNELS", "2")
+    arguments = ("--workers", 4, "--link-profile", "loopback", "--size", "4KiB", "--size", "64MiB")
+    small, large = values_of(run(*arguments, "--json"))
+    assert (small["chosen"]["channels"], large["chosen"]["channels"]) == (1, 2)
+    assert "ring on 2 channels" in run(*arguments).stdout
+
+
 def test_the_profile_of_the_environment_is_used(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCCL_LINK_PROFILE", "loopback")
     [line] = values_of(run("--workers", 4, "--size", "1MiB", "--json"))

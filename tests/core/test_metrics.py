@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import math
+import os
 import re
 import socket
 import time
@@ -234,6 +236,31 @@ def test_prometheus_text_is_also_served_where_a_port_is_named() -> None:
     assert "mccl_parked_bytes 0" in samples
     named = {match.group(1) for match in parsed if match}
     assert named <= set(re.findall(r"# TYPE (\S+)", text)) == set(re.findall(r"# HELP (\S+)", text))
+
+
+LOCAL_RANKS = (5, 2)
+
+
+def port_by_local_rank(rank: int, world: int) -> int:
+    os.environ["LOCAL_RANK"] = str(LOCAL_RANKS[rank])
+    dist.new_group(backend="mccl")
+    return port_of_server()
+
+
+def port_before_free_ones(offsets: tuple[int, ...]) -> int:
+    """A port such that those at these distances above it are free."""
+    while True:
+        port = min(free_port(), 65535 - PORTS_TRIED)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for offset in offsets:
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))
+            return port
+
+
+def test_each_rank_of_a_machine_serves_on_a_port_of_its_own() -> None:
+    base = port_before_free_ones(LOCAL_RANKS)
+    ports = run_ranks(2, port_by_local_rank, backend="gloo", MCCL_METRICS_PORT=str(base))
+    assert ports == [base + local_rank for local_rank in LOCAL_RANKS]
 
 
 def test_a_metrics_port_that_cannot_be_had_names_the_variable() -> None:
