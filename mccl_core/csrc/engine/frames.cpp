@@ -165,7 +165,8 @@ bool Engine::fits(InStream& stream) {
   const uint64_t coming = connection.rx_in == &stream ? connection.left_nbytes : 0;
   const uint64_t element_nbytes = stream.op->element_nbytes;
   const bool inside = stream.arrived + coming <= stream.nbytes;
-  const bool whole = connection.header.payload_nbytes % element_nbytes == 0 || connection.rx_in != &stream;
+  // Between frames the header is that of the last one, which may have been a notice.
+  const bool whole = coming == 0 || connection.header.payload_nbytes % element_nbytes == 0;
   const bool parked_whole =
       std::ranges::all_of(stream.parked, [&](const Parked& block) { return block.nbytes % element_nbytes == 0; });
   if (inside && whole && parked_whole) return true;
