@@ -9,6 +9,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -57,7 +58,7 @@ class Runtime:
         self._jobs: dict[bytes, SecretBytes] = {}  # by job_id
         self._peers: dict[bytes, Peer] = {}  # as the first group knew them
         self._dialling: set[tuple[bytes, int]] = set()
-        self._met: set[tuple[bytes, int]] = set()  # connected now, or once: who has left again is not waited for
+        self._met: Counter[tuple[bytes, int]] = Counter()  # how often connected: who has left is not waited for
         self._changed = threading.Condition()
         self._metrics_server: MetricsServer | None = None
 
@@ -143,8 +144,9 @@ class Runtime:
             if self.engine.connected(peer.process, lane):
                 return
             self._dialling.add((peer.process, lane))
+            met_before = self._met[peer.process, lane]
         try:
-            self._dial(peer, job, lane, deadline)
+            self._dial(peer, job, lane, deadline, met_before)
         finally:
             with self._changed:
                 self._dialling.discard((peer.process, lane))
@@ -157,24 +159,35 @@ class Runtime:
             DistBackendError: it did not by the deadline (of time.monotonic()).
         """
         with self._changed:
-            met = lambda: (peer.process, lane) in self._met  # noqa: E731
+            met = lambda: self._met[peer.process, lane] > 0  # noqa: E731
             if not self._changed.wait_for(met, max(0.0, deadline - time.monotonic())):
-                raise DistBackendError(
-                    f"mccl: {peer} did not connect to {self.address}:{self.port} within "
-                    f"{self.config.connect_timeout_ms} ms; check that it can reach that address (firewall, "
-                    "MCCL_LISTEN_ADDR) and see its log"
-                )
+                raise self._did_not_connect(peer)
 
-    def _dial(self, peer: Peer, job: str, lane: int, deadline: float) -> None:
-        """Tries until the deadline: a busy listener may drop a dialer, which then comes again."""
+    def _did_not_connect(self, peer: Peer) -> DistBackendError:
+        return DistBackendError(
+            f"mccl: {peer} did not connect to {self.address}:{self.port} within {self.config.connect_timeout_ms} ms; "
+            "check that it can reach that address (firewall, MCCL_LISTEN_ADDR) and see its log"
+        )
+
+    def _dial(self, peer: Peer, job: str, lane: int, deadline: float, met_before: int) -> None:
+        """Tries until the deadline: a busy listener may drop a dialer, which then comes again.
+
+        One that says that there is a connection already has made it, or is just doing so, or has not seen yet that an
+        earlier one has ended: the same dialer then comes again, too.
+        """
         pause_s = _FIRST_PAUSE_S
         refusals = 0
         while True:
+            problem: Exception | None = None
             try:
                 verdict, sock = self._attempt(peer, job, lane, deadline)
-                break
+                if verdict is Verdict.ACCEPT:
+                    with self._changed:
+                        self._add(sock, peer.process, lane, peer.host)
+                    return
+                sock.close()
             except HandshakeBroken as error:
-                problem: Exception = error
+                problem = error
             except HandshakeError as error:
                 raise DistBackendError(
                     f"mccl: {peer} refused the connection: {error}; give all ranks the same MCCL_SECRET or "
@@ -184,21 +197,16 @@ class Runtime:
                 problem = error
                 refusals += isinstance(error, ConnectionRefusedError)
             if refusals == _REFUSALS or time.monotonic() + pause_s >= deadline:
+                if problem is None:
+                    raise self._did_not_connect(peer)
                 raise DistBackendError(
                     f"mccl: cannot connect to {peer}: {getattr(problem, 'strerror', None) or problem}; check that the "
                     "process is alive and that no firewall is between"
                 ) from problem
             with self._changed:
-                if self._changed.wait_for(lambda: self.engine.connected(peer.process, lane), pause_s):
+                if self._changed.wait_for(lambda: self._met[peer.process, lane] > met_before, pause_s):
                     return
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        if verdict is Verdict.ACCEPT:
-            with self._changed:
-                self._add(sock, peer.process, lane, peer.host)
-            return
-        # The other process has connected to us, or is just doing so; that connection is the one that stays.
-        sock.close()
-        self.await_connection(peer, lane, deadline)
 
     def _attempt(self, peer: Peer, job: str, lane: int, deadline: float) -> tuple[Verdict, socket.socket]:
         """Connects and shakes hands once."""
@@ -244,7 +252,7 @@ class Runtime:
 
     def _add(self, sock: socket.socket, process: bytes, lane: int, host: str) -> None:
         self.engine.add_connection(sock.detach(), process, lane, host)
-        self._met.add((process, lane))
+        self._met[process, lane] += 1
         self._changed.notify_all()
 
 

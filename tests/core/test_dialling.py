@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,3 +85,54 @@ def test_a_refusal_is_not_tried_again() -> None:
     text, attempts = run_ranks(2, refused, backend="gloo")[0]
     assert "refused the connection: authentication failed" in text and "MCCL_SECRET" in text
     assert attempts == 1
+
+
+class SlowToNotice:
+    """In place of the runtime's engine: its listener takes a connection that has ended for alive, `count` times."""
+
+    def __init__(self, engine: Any, count: int) -> None:
+        self._engine = engine
+        self.left = count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def connected(self, process: bytes, lane: int) -> bool:
+        if threading.current_thread() is not threading.main_thread() and self.left > 0:
+            self.left -= 1
+            return True
+        return bool(self._engine.connected(process, lane))
+
+
+def shut_local_sockets() -> None:
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            with socket.socket(fileno=os.dup(int(entry.name))) as sock:
+                if sock.family == socket.AF_UNIX:
+                    sock.shutdown(socket.SHUT_RDWR)
+        except OSError:  # no socket, or not a connected one
+            continue
+
+
+def connected_again(rank: int, world: int) -> int:
+    dist.barrier()
+    runtime = _runtime.current_runtime()
+    assert runtime is not None
+    slow = SlowToNotice(runtime.engine, 6)  # more often than an op's way to the wire tries in all
+    if rank == 0:
+        shut_local_sockets()
+    else:
+        runtime.engine = slow
+    with pytest.raises(dist.DistBackendError):
+        while True:
+            dist.all_reduce(torch.ones(1))
+    group = dist.new_group()
+    tensor = torch.ones(10)
+    dist.all_reduce(tensor, group=group)
+    assert tensor[0].item() == world
+    return slow.left
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds the sockets in /proc")
+def test_a_peer_that_has_not_noticed_the_end_of_a_connection_is_dialled_again() -> None:
+    assert run_ranks(2, connected_again)[1] == 0

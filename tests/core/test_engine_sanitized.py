@@ -25,3 +25,18 @@ def test_random_programs_are_exact_and_clean(program: Path, world: int, credit_n
     assert done.returncode == 0, done.stderr[-5000:]
     assert done.stderr == ""
     assert "exact" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def faulty() -> Path:
+    """tests/cpp/engine_faults.cpp, built with the thread sanitizer."""
+    return build_program("engine_faults", THREAD_SANITIZER)
+
+
+# Two or three rounds of each fault. Most of the time somebody is silent or late.
+@pytest.mark.parametrize(("world", "rounds"), [(3, 24), (5, 16)])
+def test_faults_at_random_are_told_right_and_survived(faulty: Path, world: int, rounds: int) -> None:
+    done = subprocess.run([faulty, str(world), str(rounds), "1"], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert done.stderr == ""
+    assert "all as it should be" in done.stdout

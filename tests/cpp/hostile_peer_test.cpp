@@ -97,12 +97,17 @@ struct Victim {
 
   // False once the engine has cut the connection.
   bool send(const FrameHeader& header, const std::string& payload = "", size_t rank = 1) {
-    std::string frame(kHeaderNbytes, '\0');
-    encode(header, reinterpret_cast<std::byte*>(frame.data()));
-    frame += payload;
+    return send_bytes(frame(header, payload), rank);
+  }
+  static std::string frame(const FrameHeader& header, const std::string& payload) {
+    std::string bytes(kHeaderNbytes, '\0');
+    encode(header, reinterpret_cast<std::byte*>(bytes.data()));
+    return bytes + payload;
+  }
+  bool send_bytes(const std::string& bytes, size_t rank) {
     size_t done = 0;
-    while (done < frame.size()) {
-      const ssize_t n = ::send(peers[rank].get(), frame.data() + done, frame.size() - done, MSG_NOSIGNAL);
+    while (done < bytes.size()) {
+      const ssize_t n = ::send(peers[rank].get(), bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
       if (n < 0) return false;
       done += static_cast<size_t>(n);
     }
@@ -286,6 +291,21 @@ TEST_CASE("a part of an element fails the group, whether it comes before the pos
     CHECK_THROWS_AS(op->wait(20'000), Error);
     CHECK(victim.failure().find("rank 2 on host2 sent a part of an element") != std::string::npos);
   }
+}
+
+TEST_CASE("an error of another group between an op's bytes and its post harms nobody") {
+  Victim victim;
+  FrameHeader notice;
+  notice.type = FrameType::kError;
+  notice.key.group = 12345;
+  notice.payload_nbytes = 7;  // no whole number of floats
+  // Together, so that the engine reads both before it can be asked.
+  const std::string block(1332, '\0');
+  victim.send_bytes(Victim::frame(victim.data(1, 0, 1332), block) + Victim::frame(notice, "1234567"), 2);
+  wait_until([&] { return victim.engine.parked_nbytes() > 0; });
+  const OperationPtr op = victim.post();
+  CHECK_FALSE(op->wait(10));
+  CHECK(victim.failure() == "");
 }
 
 TEST_CASE("requests for ops that nobody posted are kept up to a limit, and what was not kept is granted all the same") {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -31,3 +32,10 @@ def namespaces() -> None:
     if os.environ.get("CI") == "true" and os.uname().sysname == "Linux":
         pytest.fail(f"CI has to run these tests, but {reason}")
     pytest.skip(reason)
+
+
+@pytest.fixture(params=[4, pytest.param(8, marks=pytest.mark.slow)])
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+    """So many hosts, of one rank each."""
+    with Network(request.param) as network:
+        yield network

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 from netns.host import Host
 
@@ -37,3 +40,31 @@ def wait_until_silent(hosts: list[Host], polls: int = 25) -> None:
         return len(seen) > polls and seen[-1] - seen[-1 - polls] < 10_000
 
     wait_until(silent, "all hosts fall silent")
+
+
+class Lateness:
+    """By how much this machine wakes threads late, while in the context: no rank can be blamed for that much."""
+
+    SLEEP_S = 0.01
+
+    def __init__(self) -> None:
+        self.worst_s = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        asleep_at = time.monotonic()
+        while not self._over.wait(self.SLEEP_S):
+            now = time.monotonic()
+            self.worst_s = max(self.worst_s, now - asleep_at - self.SLEEP_S)
+            asleep_at = now

@@ -2,9 +2,11 @@
 // those of their channel where there are several; completion threads run callbacks. One lock guards the state; system
 // calls and reductions run outside it.
 //
-// Files: engine.cpp (life, groups, submission), metrics.cpp (counts), progress.cpp (gates, grants, consuming,
-// completing), transmit.cpp, receive.cpp, faults.cpp (errors, goodbyes, deadlines), heartbeat.cpp, waits.cpp (who waits
-// for whom), agreement.cpp (who leaves a group).
+// Files: engine.cpp (life, groups), connections.cpp, submit.cpp and any_source.cpp (how an op begins), progress.cpp
+// (gates, grants, consuming, completing), transmit.cpp, receive.cpp, frames.cpp (what a frame says), completion.cpp
+// (callbacks), metrics.cpp (counts). When something goes wrong: faults.cpp (how a group ends), notices.cpp (how all
+// come to know), departures.cpp (goodbyes), mismatch.cpp, deadlines.cpp, heartbeat.cpp, waits.cpp (who waits for whom),
+// agreement.cpp (who leaves a group).
 #pragma once
 
 #include <atomic>
@@ -123,19 +125,23 @@ class Engine {
   };
   using ConnectionPtr = std::shared_ptr<Connection>;
 
-  // --- engine.cpp ---
+  // --- connections.cpp ---
   Channel& channel(int32_t index);
   void wake_receivers();
+  void attach(Group& group);
+  void connection_lost(const ConnectionPtr& connection, std::string detail, int sys_errno, Code code = Code::kPeerLost);
+  void half_close_idle();
+
+  // --- submit.cpp ---
   void build_streams(Operation& op, const StreamKey& key);
   // Gives the op its streams and starts it. Returns a rank that has left though the op needs it; -1 where there is
   // none.
   int32_t place(const std::shared_ptr<Operation>& op, const PointToPoint* point_to_point, Lock& lock);
   void watch_from(const Operation& op);
   void start(const std::shared_ptr<Operation>& op, TimePoint now, Lock& lock);
-  static StreamKey next_message(const Group& group, int32_t from, uint32_t tag);
   InStream& in_stream(Connection& connection, const StreamKey& key);
-  void attach(Group& group);
-  void replay_notices(uint64_t group);
+
+  // --- completion.cpp ---
   void completion_loop();
   // What is left to do for an op: its finalizer, and then it settles, or only the callbacks of one that has settled.
   struct Completion {
@@ -147,10 +153,11 @@ class Engine {
   // op, which only a second thread can run: the next one starts beside it.
   void enqueue_completion(Completion completion);
   static void complete(Completion& completion);
-  // The callback that runs on this thread starts an op, which it will probably wait for: the next one may start.
+  // Where this thread runs a callback: it starts an op, which it will probably wait for, so the next one may start.
   void yield_completion();
 
   // --- any_source.cpp ---
+  static StreamKey next_message(const Group& group, int32_t from, uint32_t tag);
   // Gives messages that have been announced to receives that wait for them.
   void match_waiting(Group& group, uint32_t tag, Lock& lock);
   bool match_next(Group& group, uint32_t tag, Lock& lock);
@@ -198,46 +205,56 @@ class Engine {
   bool receive(Connection& connection);
   Target choose_target(Connection& connection);
   uint64_t finish_target(Connection& connection, const Target& target, uint64_t nbytes, Lock& lock);
+  void took(Connection& connection, uint64_t nbytes);
+  uint64_t deliver(Connection& connection, const std::byte* data, uint64_t nbytes, Lock& lock);
+  Parked& parking_block(Connection& connection, InStream& stream);
+
+  // --- frames.cpp ---
   void parse(Connection& connection, Lock& lock);
   void on_header(Connection& connection, Lock& lock);
   void on_data(Connection& connection, Lock& lock);
   void verify(Connection& connection, Lock& lock);
-  void took(Connection& connection, uint64_t nbytes);
   bool fits(InStream& stream);
   // How many grants and requests of ops that are not posted here one connection may leave behind. Data of such ops
   // uses credit, of which each frame costs some: that bounds it alike.
   size_t most_waiting() const { return static_cast<size_t>(options_.credit_nbytes / kFrameCost_nbytes); }
-  uint64_t deliver(Connection& connection, const std::byte* data, uint64_t nbytes, Lock& lock);
-  Parked& parking_block(Connection& connection, InStream& stream);
   void refuse_if_swamped(const Connection& connection) const;
   bool discarded(uint64_t group) const;
-  bool was_posted(const StreamKey& key, const ProcessId& process, bool sending) const;
-  bool unexpected(Connection& connection);
 
   // --- faults.cpp ---
-  bool matches(InStream& stream);
-  void fail_unexpected(Group& group, const Connection& connection, const StreamKey& key,
-                       const Fingerprint& fingerprint);
-  bool claims_all(Group& group, const StreamKey& key, const PointToPoint* point_to_point);
-  void fail_operation(const std::shared_ptr<Operation>& op, std::shared_ptr<const Error> error);
   void fail_group(Group& group, std::shared_ptr<const Error> error);
   void fail_group(Group& group, ErrorInfo info);
+  void end_group(Group& group, std::shared_ptr<const Error> error);
+  void fail_operation(const std::shared_ptr<Operation>& op, std::shared_ptr<const Error> error);
+  void orphan_frame(Connection& connection);
   void purge(uint64_t group);
-  void connection_lost(const ConnectionPtr& connection, std::string detail, int sys_errno, Code code = Code::kPeerLost);
-  void on_goodbye(Connection& connection, const FrameHeader& header);
+  static void name_op(const Group& group, ErrorInfo& info);
+  void name_call(Group& group, const Operation& op, const PointToPoint* point_to_point);
+
+  // --- notices.cpp ---
+  static ControlFrame error_notice(const Group& group, const Error& error);
+  void on_error_frame(Connection& connection, const FrameHeader& header, const std::byte* payload);
   void keep_notice(Connection& connection, const FrameHeader& header, const std::byte* payload);
+  void replay_notices(uint64_t group);
+
+  // --- departures.cpp ---
+  void on_goodbye(Connection& connection, const FrameHeader& header);
   static std::vector<int32_t> departed_peers(const Operation& op);
   int32_t fail_departed(Group& group, const Operation& op);
   static Error peer_left(const Group& group, const Operation& op, int32_t peer);
-  void on_error_frame(Connection& connection, const FrameHeader& header, const std::byte* payload);
-  void orphan_frame(Connection& connection);
-  void half_close_idle();
-  TimePoint expire(TimePoint now);
-  ErrorInfo describe_wait(const Operation& op) const;
+
+  // --- mismatch.cpp ---
+  bool matches(InStream& stream);
   void fail_mismatch(Group& group, const Operation& op, int32_t peer, const Fingerprint& theirs);
-  void end_group(Group& group, std::shared_ptr<const Error> error);
-  static void name_op(const Group& group, ErrorInfo& info);
-  void name_call(Group& group, const Operation& op, const PointToPoint* point_to_point);
+  void fail_unexpected(Group& group, const Connection& connection, const StreamKey& key,
+                       const Fingerprint& fingerprint);
+  bool claims_all(Group& group, const StreamKey& key, const PointToPoint* point_to_point);
+  bool was_posted(const StreamKey& key, const ProcessId& process, bool sending) const;
+  bool unexpected(Connection& connection);
+
+  // --- deadlines.cpp ---
+  ErrorInfo describe_wait(const Operation& op) const;
+  TimePoint expire(TimePoint now);
 
   // --- heartbeat.cpp ---
   void queue_heartbeat(Connection& connection);

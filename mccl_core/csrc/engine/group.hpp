@@ -17,6 +17,10 @@
 
 namespace mccl {
 
+// What to do about a group that has failed.
+inline constexpr const char* kRestart =
+    "All ops in flight of this group end with this error; destroy the group and make a new one";
+
 struct MemberInfo {
   ProcessId process;
   std::string host;
