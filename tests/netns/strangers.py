@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import resource
 import selectors
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -38,8 +40,9 @@ class Strangers:
     def __init__(self, host: Host, targets: Sequence[tuple[str, int]], *, count: int = 1000, again: bool) -> None:
         context = multiprocessing.get_context("fork")
         self.storming = context.Event()
-        self.opened = context.Value("q", 0)
-        arguments = (host, targets, count, again, self.storming, self.opened)
+        self.dialled = context.Value("q", 0)
+        self.opened = context.Value("q", 0)  # those that somebody listened to
+        arguments = (host, targets, count, again, self.storming, self.dialled, self.opened)
         self._process = context.Process(target=_run, args=arguments, daemon=True)
 
     def __enter__(self) -> Self:
@@ -62,7 +65,18 @@ class Strangers:
             self.storming.clear()
 
 
-def _run(host: Host, targets: Sequence[tuple[str, int]], count: int, again: bool, storming, opened) -> None:  # type: ignore[no-untyped-def]
+@dataclass
+class _Stranger:
+    """What one connection is about."""
+
+    opening: bytes | None
+    connected: bool = False
+    sent: int = 1
+    """Bytes of the hello that a slow one has sent."""
+    sent_at: float = 0.0
+
+
+def _run(host: Host, targets: Sequence[tuple[str, int]], count: int, again: bool, storming, dialled, opened) -> None:  # type: ignore[no-untyped-def]
     host.enter()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, count + 200), hard))
@@ -72,51 +86,58 @@ def _run(host: Host, targets: Sequence[tuple[str, int]], count: int, again: bool
             number = 0
             while storming.is_set():
                 while len(selector.get_map()) < count and (again or number < count) and storming.is_set():
-                    _open(targets[number % len(targets)], _OPENINGS[number % len(_OPENINGS)], selector)
+                    _dial(targets[number % len(targets)], _OPENINGS[number % len(_OPENINGS)], selector)
                     number += 1
-                    opened.value += 1
+                    dialled.value += 1
                     if number % 100 == 0:  # those that were dropped make room
-                        _drop_ended(selector, 0)
-                _drop_ended(selector, 0.1)
+                        opened.value += _serve(selector, 0)
+                opened.value += _serve(selector, 0.1)
                 _trickle(selector)
             for key in list(selector.get_map().values()):
                 key.fileobj.close()  # type: ignore[union-attr]
 
 
-def _open(target: tuple[str, int], opening: bytes | None, selector: selectors.BaseSelector) -> None:
+def _dial(target: tuple[str, int], opening: bytes | None, selector: selectors.BaseSelector) -> None:
+    """Does not wait for the answer: behind a full link it takes long, and the others are to come meanwhile."""
     sock = socket.socket()
-    sock.setblocking(True)
-    sock.settimeout(2)
-    try:
-        sock.connect(target)
-        if opening:
-            sock.sendall(opening)
-        sock.setblocking(False)
-    except OSError:
-        opening = None
-    if opening is None:
+    sock.setblocking(False)
+    if sock.connect_ex(target) not in (0, errno.EINPROGRESS):
         sock.close()
         return
-    selector.register(sock, selectors.EVENT_READ, data=[opening == _HELLO[:1], 1, time.monotonic()])
+    selector.register(sock, selectors.EVENT_WRITE, data=_Stranger(opening))
 
 
-def _drop_ended(selector: selectors.BaseSelector, timeout_s: float) -> None:
+def _serve(selector: selectors.BaseSelector, timeout_s: float) -> int:
+    """Sends the openings of those that are connected now, and returns their number; forgets those that have ended."""
+    opened = 0
     for key, _ in selector.select(timeout_s):
+        sock, stranger = key.fileobj, key.data
+        assert isinstance(sock, socket.socket)
         try:
-            over = not key.fileobj.recv(4096)  # type: ignore[union-attr]
+            if stranger.connected:
+                over = not sock.recv(4096)
+            else:
+                refused = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+                opened += not refused
+                over = refused or stranger.opening is None
+                if not over:
+                    sock.send(stranger.opening)
+                    stranger.connected, stranger.sent_at = True, time.monotonic()
+                    selector.modify(sock, selectors.EVENT_READ, stranger)
         except OSError:
             over = True
         if over:
-            selector.unregister(key.fileobj)
-            key.fileobj.close()  # type: ignore[union-attr]
+            selector.unregister(sock)
+            sock.close()
+    return opened
 
 
 def _trickle(selector: selectors.BaseSelector) -> None:
     """A byte more of the hello, a second after the last, on the slow ones."""
     now = time.monotonic()
     for key in list(selector.get_map().values()):
-        slow, sent, at = key.data
-        if slow and now >= at + 1:
+        stranger = key.data
+        if stranger.connected and stranger.opening == _HELLO[:1] and now >= stranger.sent_at + 1:
             with contextlib.suppress(OSError):
-                key.fileobj.send(_HELLO[sent : sent + 1])  # type: ignore[union-attr]
-            key.data[1:] = [sent + 1, now]
+                key.fileobj.send(_HELLO[stranger.sent : stranger.sent + 1])  # type: ignore[union-attr]
+            stranger.sent, stranger.sent_at = stranger.sent + 1, now

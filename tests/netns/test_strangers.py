@@ -70,7 +70,7 @@ def test_training_starts_and_ends_with_the_same_bits_under_a_storm(network: Netw
     calm_s, calm = train_on(network)
     # Those that are dropped come again at once, from before the first rank listens to after the last has left.
     with Strangers(network.hosts[WORLD], targets(network), count=STRANGERS, again=True) as strangers, strangers.storm():
-        wait_until(lambda: strangers.opened.value > 100, "strangers dial")
+        wait_until(lambda: strangers.dialled.value > 100, "strangers dial")
         storm_s, stormed = train_on(network)
         opened = strangers.opened.value
     print(f"\nstart-up: {calm_s:.2f} s, with {opened} strangers {storm_s:.2f} s")
@@ -81,23 +81,32 @@ def test_training_starts_and_ends_with_the_same_bits_under_a_storm(network: Netw
 
 
 def reduce_in_windows(rank: int, world: int, strangers: Strangers, pairs: int, window_s: float) -> list[float]:
-    """All-reduces a second in each window, calm and stormy in turns; every result is checked."""
-    values = torch.randint(-1000, 1000, (MIB // 4,), generator=torch.Generator().manual_seed(0)).float()
+    """Bytes all-reduced a second in each window, calm and stormy in turns; every result is checked.
+
+    Two are in flight at once, as DDP has them, so that the link has work while a result is checked. A stormy window
+    lasts until all of its strangers have been connected.
+    """
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randint(-1000, 1000, (MIB // 4,), generator=generator).float() for _ in range(2)]
     rates = []
     for window in range(2 * pairs):
         dist.barrier()
-        if rank == 0 and window % 2 == 1:
+        stormy = window % 2 == 1
+        if rank == 0 and stormy:
             strangers.storming.set()
-        start, count, more = time.monotonic(), 0, torch.ones(1)
+        start, nbytes, more = time.monotonic(), 0, torch.ones(1)
         while more.item() > 0:
-            tensor = values * (rank + 1)
-            dist.all_reduce(tensor)
-            assert torch.equal(tensor, values * (world * (world + 1) // 2))
-            count += 1
+            tensors = [each * (rank + 1) for each in values]
+            works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+            for work, tensor, each in zip(works, tensors, values, strict=True):
+                work.wait()
+                assert torch.equal(tensor, each * (world * (world + 1) // 2))
+                nbytes += tensor.nbytes
             # Rank 0 says when the window is over.
-            more.fill_(float(time.monotonic() - start < window_s))
+            all_came = not stormy or strangers.opened.value >= (window // 2 + 1) * STRANGERS
+            more.fill_(float(time.monotonic() - start < window_s or not all_came))
             dist.broadcast(more, 0)
-        rates.append(count / (time.monotonic() - start))
+        rates.append(nbytes / (time.monotonic() - start))
         if rank == 0:
             strangers.storming.clear()
     return rates
@@ -105,20 +114,26 @@ def reduce_in_windows(rank: int, world: int, strangers: Strangers, pairs: int, w
 
 @pytest.mark.slow
 def test_a_storm_during_training_costs_little_throughput(network: Network) -> None:
-    network.shape(Link(rate_mbit=200, burst_nbytes=32 * KIB), *network.hosts)
+    # The link is to limit, not the processors, which the ranks share with the strangers' own process. So it is slow,
+    # and its burst holds what TCP hands over at once: cut into frames that would cost several times as much.
+    link = Link(rate_mbit=100, burst_nbytes=72 * KIB)
+    network.shape(link, *network.hosts)
     pairs = 8
     strangers = Strangers(network.hosts[WORLD], targets(network), count=STRANGERS, again=False)
-    with strangers, ranks_on(network.hosts[:WORLD], reduce_in_windows, strangers, pairs, 2.0) as ranks:
+    with strangers, ranks_on(network.hosts[:WORLD], reduce_in_windows, strangers, pairs, 3.0) as ranks:
         rates = results_of(ranks.outcomes(REPORT_S))[0]
         ranks.let_go(20)
     calm, stormy = rates[::2], rates[1::2]
     around = [(a + b) / 2 for a, b in zip(calm, [*calm[1:], calm[-1]], strict=True)]
     ratio = statistics.median(s / c for s, c in zip(stormy, around, strict=True))
     noise = statistics.median(abs(b / a - 1) for a, b in itertools.pairwise(calm))
-    print(f"\nall-reduces a second: {[round(rate, 1) for rate in rates]}")
-    print(f"stormy/calm {ratio:.3f}; one calm window differs from the next by {noise:.1%}")
+    used = statistics.median(calm) * 2 * (WORLD - 1) / WORLD / 1e9 / link.goodput(1500)
+    print(f"\nMB all-reduced a second: {[round(rate / 1e6, 2) for rate in rates]}")
+    print(
+        f"stormy/calm {ratio:.3f}; a calm window differs from the next by {noise:.1%} and fills {used:.0%} of the link"
+    )
     assert strangers.opened.value == pairs * STRANGERS
-    assert ratio > 0.95 - max(0.1, 2 * noise)  # what a busy machine does to calm windows, it may do to these
+    assert ratio > 0.95
 
 
 def listening_addresses() -> set[str]:
