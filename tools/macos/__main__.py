@@ -8,6 +8,7 @@ Exits with 1 where something does not compile, does not link, or is not as it ha
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import shutil
 import sys
@@ -24,6 +25,7 @@ TORCH_VERSIONS = ("2.12.1", "2.13.0", "2.14.1")
 MODULE = "_C"
 _TORCH_LIBRARIES = ("libtorch", "libtorch_cpu", "libtorch_python", "libc10")
 _ENGINE = ("base", "io", "transport", "reduce", "schedule", "engine", "op", "device")
+_PREFIX = Path(__file__).with_name("prefix.hpp")
 _NEEDS_TORCH = ("device/metal/calls_apple.cpp", "torch/*.cpp")
 
 
@@ -75,24 +77,31 @@ def build(version: str, csrc: Path, output: Path, jobs: int) -> list[str]:
 
 
 def units(csrc: Path, torch: Path, version: str, python: Path) -> list[Unit]:
-    """All that CMake compiles on a Mac, the longest first."""
+    """All that CMake compiles on a Mac."""
     needs_torch = sorted(path for pattern in _NEEDS_TORCH for path in csrc.glob(pattern))
     engine = sorted(path for folder in _ENGINE for path in (csrc / folder).rglob("*.cpp") if path not in needs_torch)
     defines = (f"-DTORCH_EXTENSION_NAME={MODULE}", "-DTORCH_API_INCLUDE_EXTENSION_H", "-DUSE_DISTRIBUTED", "-DUSE_C10D")
     include = (python, torch / "include", torch / "include" / "torch" / "csrc" / "api" / "include")
     inputs = (f"torch {version}", f"zig {packages.ZIG}", sys.version)
-    return [Unit(path, (*defines, "-Wno-unused-parameter"), include, inputs) for path in needs_torch] + [
-        Unit(path, ("-Werror",), (), inputs[1:2]) for path in engine
+    # While one thread compiles the prefix of those that need torch, the others have the engine's to do.
+    return [Unit(path, ("-Werror",), (), inputs[1:2]) for path in engine] + [
+        Unit(path, (*defines, "-Wno-unused-parameter"), include, inputs, _PREFIX) for path in needs_torch
     ]
 
 
 def python_headers(cache: Path) -> Path:
     """This Python's headers, with a pyconfig.h for macOS in the place of this machine's."""
-    source, target = Path(sysconfig.get_paths()["include"]), cache / f"python-{sysconfig.get_python_version()}"
+    source, pyconfig = Path(sysconfig.get_paths()["include"]), Path(__file__).with_name("pyconfig.h")
     if not (source / "Python.h").is_file():
         raise SystemExit(f"Python's headers are not in {source}: apt-get install python3-dev")
-    shutil.copytree(source, target, dirs_exist_ok=True)
-    shutil.copy(Path(__file__).with_name("pyconfig.h"), target / "pyconfig.h")
+    # Made once: a compiled prefix is refused where a header's time of change is not what it was.
+    digest = hashlib.sha256(sys.version.encode() + pyconfig.read_bytes()).hexdigest()
+    target = cache / f"python-{sysconfig.get_python_version()}-{digest[:8]}"
+    if not target.is_dir():
+        temporary = target.with_suffix(f".{os.getpid()}")
+        shutil.copytree(source, temporary)
+        shutil.copy(pyconfig, temporary / "pyconfig.h")
+        temporary.replace(target)
     return target
 
 

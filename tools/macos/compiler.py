@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,17 +35,24 @@ _FLAGS = (
     "-Werror=return-type",
 )
 
+# What the headers instantiate is compiled with them, not again with each source.
+_PREFIX_FLAGS = ("-Xclang", "-fpch-instantiate-templates")
+
 _INCLUDE = re.compile(rb'^#include "([^"]+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One source to compile. `inputs` names versions of what it includes from outside of the sources."""
+    """One source to compile. `inputs` names versions of what it includes from outside of the sources.
+
+    `prefix` is a header of headers from outside that are compiled once for all units with the same flags and inputs.
+    """
 
     source: Path
     flags: tuple[str, ...]
     include: tuple[Path, ...]
     inputs: tuple[str, ...]
+    prefix: Path | None = None
 
 
 class BuildError(Exception):
@@ -69,7 +76,9 @@ class Compiler:
             BuildError: a source does not compile.
         """
         with ThreadPoolExecutor(jobs) as pool:
-            futures = [pool.submit(self._compile, unit, sources) for unit in units]
+            # Submitted first, so that none waits for a prefix that has no thread to be compiled on.
+            prefixes = {_prefix_of(unit): pool.submit(self._compile_prefix, unit) for unit in units if unit.prefix}
+            futures = [pool.submit(self._compile, unit, sources, prefixes.get(_prefix_of(unit))) for unit in units]
             try:
                 return [future.result() for future in futures]
             except BuildError:
@@ -96,25 +105,48 @@ class Compiler:
         ]
         self._run(command, f"{output.name} does not link")
 
-    def _compile(self, unit: Unit, sources: Path) -> Path:
-        made_of = (*_FLAGS, *unit.flags, *unit.inputs, unit.source.name, _digest(unit.source, sources))
-        target = self._objects / (hashlib.sha256("\0".join(made_of).encode()).hexdigest() + ".o")
-        if target.exists():
-            return target
-        include: list[str | Path] = ["-I", sources]
-        include += [flag for folder in unit.include for flag in ("-isystem", folder)]
-        temporary = target.with_suffix(f".{os.getpid()}.o")
-        self._run(
-            [*_FLAGS, *unit.flags, *include, "-c", unit.source, "-o", temporary], f"{unit.source} does not compile"
-        )
-        temporary.replace(target)
+    def _compile(self, unit: Unit, sources: Path, prefix: Future[Path] | None) -> Path:
+        digest = _digest(unit.source, sources)
+        if unit.prefix is not None:
+            digest += hashlib.sha256(unit.prefix.read_bytes()).hexdigest()
+        target = self._stored(".o", *_FLAGS, *unit.flags, *unit.inputs, unit.source.name, digest)
+        if not target.exists():
+            flags = [*_FLAGS, *unit.flags, "-I", sources, *_system(unit.include)]
+            if prefix is not None:
+                flags += ["-include-pch", prefix.result()]
+            self._make(target, [*flags, "-c", unit.source], f"{unit.source} does not compile")
         return target
+
+    def _compile_prefix(self, unit: Unit) -> Path:
+        assert unit.prefix is not None
+        flags = (*_FLAGS, *unit.flags, *_PREFIX_FLAGS)
+        target = self._stored(".pch", *flags, *unit.inputs, *map(str, unit.include), unit.prefix.read_text())
+        if not target.exists():
+            arguments = [*flags, *_system(unit.include), "-x", "c++-header", unit.prefix]
+            self._make(target, arguments, f"{unit.prefix} does not compile")
+        return target
+
+    def _stored(self, suffix: str, *made_of: str) -> Path:
+        return self._objects / (hashlib.sha256("\0".join(made_of).encode()).hexdigest() + suffix)
+
+    def _make(self, target: Path, arguments: Sequence[str | Path], failure: str) -> None:
+        temporary = target.with_name(f"{target.stem}.{os.getpid()}{target.suffix}")
+        self._run([*arguments, "-o", temporary], failure)
+        temporary.replace(target)
 
     def _run(self, arguments: Sequence[str | Path], failure: str) -> None:
         command = [self._zig, "c++", "-target", _TARGET, *arguments]
         done = subprocess.run(command, env=self._environment, capture_output=True, text=True)
         if done.returncode != 0:
             raise BuildError(f"{failure}:\n{done.stderr.strip()[-6000:]}")
+
+
+def _prefix_of(unit: Unit) -> tuple[object, ...]:
+    return (unit.prefix, unit.flags, unit.include, unit.inputs)
+
+
+def _system(folders: Sequence[Path]) -> list[str | Path]:
+    return [flag for folder in folders for flag in ("-isystem", folder)]
 
 
 def _digest(source: Path, sources: Path) -> str:
