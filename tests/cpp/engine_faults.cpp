@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -387,6 +388,15 @@ class Rank {
   std::shared_ptr<Group> group_;
 };
 
+void tell_interval(int socket, int64_t interval_ms) {
+  FrameHeader beat;
+  beat.type = FrameType::kHeartbeat;
+  beat.offset = static_cast<uint64_t>(interval_ms);
+  std::array<std::byte, kHeaderNbytes> bytes;
+  encode(beat, bytes.data());
+  if (::send(socket, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) std::abort();
+}
+
 void run_round(const Round& round) {
   const auto world = static_cast<size_t>(round.world);
   std::vector<MemberInfo> members;
@@ -403,6 +413,9 @@ void run_round(const Round& round) {
       for (int lane = 0; lane < kLanesPerChannel; ++lane) {  // a group of two uses both
         int pair[2];
         if (::socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) std::abort();
+        // The first thing to be read, so that no rank takes its own interval for the other's.
+        tell_interval(pair[0], heartbeat_interval_ms(round, static_cast<int>(a)));
+        tell_interval(pair[1], heartbeat_interval_ms(round, static_cast<int>(b)));
         for (const auto& [end, here, there] : {std::tuple(pair[0], a, b), std::tuple(pair[1], b, a)}) {
           sockets[here].push_back(end);
           if (engines[here]) {
