@@ -62,6 +62,7 @@ def timed(rank: int, world: int) -> dict[str, list[float]]:
     return times
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_25_mb_are_all_reduced_nearly_twice_as_fast_on_a_gigabit() -> None:
     with Network(WORLD, mtu=9000) as network:

@@ -195,6 +195,7 @@ def test_a_forked_child_removes_nothing(pair: Network) -> None:
     assert all(host.namespace in namespaces() for host in pair.hosts)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_link_is_as_fast_as_it_is_shaped_in_each_direction(pair: Network) -> None:
     first, second = pair.hosts
@@ -208,6 +209,7 @@ def test_a_link_is_as_fast_as_it_is_shaped_in_each_direction(pair: Network) -> N
         assert quarter <= 1.05 * Link(25, 72 * KIB).goodput(1500)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_an_uplink_is_shared_by_its_group() -> None:
     with Network(4, groups=(2, 2)) as network:
@@ -218,6 +220,7 @@ def test_an_uplink_is_shared_by_its_group() -> None:
         assert 3.4 <= within / across <= 4.4
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_the_burst_that_is_found_holds_the_rate_as_a_generous_one_does(pair: Network) -> None:
     link = shape_with_smallest_burst(pair, 100)
@@ -227,6 +230,7 @@ def test_the_burst_that_is_found_holds_the_rate_as_a_generous_one_does(pair: Net
     assert found >= 0.85 * generous
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_rate_that_no_burst_holds_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iperf, "BURSTS", [16 * KIB])

@@ -112,6 +112,7 @@ def reduce_in_windows(rank: int, world: int, strangers: Strangers, pairs: int, w
     return rates
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_storm_during_training_costs_little_throughput(network: Network) -> None:
     # The link is to limit, not the processors, which the ranks share with the strangers' own process. So it is slow,
