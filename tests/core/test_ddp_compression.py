@@ -114,6 +114,7 @@ def integer_bitmap(rank: int, world: int) -> None:
     group = dist.new_group(backend="mccl", pg_options=mccl_core.Options(compression="bf16"))
     with pytest.raises(TypeError, match=r"SUM of int32.*set MCCL_COMPRESSION for the job"):
         train(rank, world, 0, group, None, find_unused_parameters=True)
+    dist.barrier()  # the other rank's gradients need this one until it has been refused too
 
 
 def test_ddps_own_integers_are_refused_by_a_compressed_group_with_advice() -> None:
