@@ -190,8 +190,9 @@ TEST_CASE("engine: an op that is not ready parks no more than the credit, and la
   });
   const auto blocked = late.all_reduce(ranks[1], first[1]);
   const auto eager = early.all_reduce(ranks[0], first[0]);
-  // Rank 0 sends what it may without a grant, and no more.
-  while (ranks[1].engine->parked_nbytes() < kCredit_nbytes) std::this_thread::yield();
+  // Rank 0 sends what it may without a grant, and no more. Each of the two frames costs a little credit of its own.
+  constexpr uint64_t kParked_nbytes = kCredit_nbytes - 2 * kFrameCost_nbytes;
+  while (ranks[1].engine->parked_nbytes() < kParked_nbytes) std::this_thread::yield();
 
   const auto ready = other.all_reduce(ranks[1], second[1]);
   early.all_reduce(ranks[0], second[0]).op->wait(-1);
@@ -200,7 +201,7 @@ TEST_CASE("engine: an op that is not ready parks no more than the credit, and la
   CHECK(second[1]->back() == 30);
   CHECK(blocked.op->state() == OpState::kInFlight);
   CHECK(eager.op->state() == OpState::kInFlight);
-  CHECK(ranks[1].engine->parked_nbytes() == kCredit_nbytes);
+  CHECK(ranks[1].engine->parked_nbytes() == kParked_nbytes);
 
   kernel_may_end.open();
   eager.op->wait(-1);
@@ -236,9 +237,8 @@ TEST_CASE("engine: a deadline ends an op that never gets ready, and the stream g
   INFO(there);
   for (const std::string& text : {here, there}) {
     CHECK(text.find("rank 0 on host0 has not computed this op's tensor in time") != std::string::npos);
+    CHECK(text.find("all_reduce #1") != std::string::npos);
   }
-  CHECK(here.find("all_reduce #1") != std::string::npos);
-  CHECK(there.find("all_reduce") == std::string::npos);  // it names the rank whose op it was
 
   size_t nan_count[2] = {};
   for (int r : {0, 1}) {
