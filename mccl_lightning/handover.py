@@ -79,7 +79,7 @@ class Handover:
         directory = self._directory(trainer)
         try:
             with _synchronous(trainer.strategy):
-                trainer.save_checkpoint(directory / CHECKPOINT_FILE)  # ends with a barrier
+                trainer.save_checkpoint(directory / CHECKPOINT_FILE, weights_only=False)  # ends with a barrier
             backend.require_healthy()
         except BaseException:
             if trainer.is_global_zero:
