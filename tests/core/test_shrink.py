@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.rank_processes import Outcome, RankProcesses
-from support.ranks import all_are_here, listening_socket, results_of
+from support.ranks import all_are_here, listening_socket, results_of, store_on
 from torch.nn.parallel import DistributedDataParallel
 
 import mccl_core
@@ -27,15 +27,7 @@ def run(world: int, function: Callable[[int, int], Any], *, timeout_s: float = 3
 
         def body(rank: int) -> Any:
             torch.set_num_threads(1)
-            store = dist.TCPStore(
-                "127.0.0.1",
-                listener.getsockname()[1],
-                world,
-                is_master=rank == 0,
-                timeout=timedelta(seconds=60),
-                master_listen_fd=os.dup(listener.fileno()) if rank == 0 else None,
-                wait_for_workers=False,
-            )
+            store = store_on(listener, rank, world)
             listener.close()
             dist.init_process_group(
                 "mccl", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s)

@@ -19,6 +19,7 @@
 
 #include "engine/engine.hpp"
 #include "op/collective.hpp"
+#include "small_engine.hpp"
 
 using namespace mccl;
 
@@ -71,14 +72,8 @@ struct Round {
 }
 
 Options options(int64_t heartbeat_interval_ms) {
-  Options o{};
-  o.segment_nbytes = 32 << 10;
-  o.scratch_nbytes = 32 << 10;
-  o.inline_nbytes = 16 << 10;
-  o.credit_nbytes = 64 << 10;
-  o.eager_grant_nbytes = 64 << 10;
+  Options o = small_engine();
   o.flight_record_ops = 32;
-  o.linger_ms = 2000;
   o.heartbeat_interval_ms = heartbeat_interval_ms;
   return o;
 }

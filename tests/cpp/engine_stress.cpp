@@ -10,6 +10,7 @@
 
 #include "engine/engine.hpp"
 #include "op/sparse.hpp"
+#include "small_engine.hpp"
 
 using namespace mccl;
 
@@ -25,14 +26,8 @@ void check(bool condition, const char* what, int rank, int round) {
 }
 
 Options options(uint64_t credit_nbytes) {
-  Options o{};
-  o.segment_nbytes = 32 << 10;
-  o.scratch_nbytes = 32 << 10;
-  o.inline_nbytes = 16 << 10;
+  Options o = small_engine();
   o.credit_nbytes = credit_nbytes;
-  o.eager_grant_nbytes = 64 << 10;
-  o.linger_ms = 2000;
-  o.heartbeat_interval_ms = 5000;
   return o;
 }
 

@@ -8,7 +8,7 @@
 #include <atomic>
 #include <cmath>
 #include <functional>
-#include <future>
+#include <latch>
 #include <random>
 #include <string>
 #include <thread>
@@ -18,25 +18,12 @@
 #include "device/submit.hpp"
 #include "device/ticket.hpp"
 #include "op/collective.hpp"
+#include "small_engine.hpp"
 #include "stream_under_test.hpp"
 
 using namespace mccl;
 
 namespace {
-
-constexpr uint64_t kCredit_nbytes = 64 << 10;
-
-Options options() {
-  Options o{};
-  o.segment_nbytes = 32 << 10;
-  o.scratch_nbytes = 32 << 10;
-  o.inline_nbytes = 16 << 10;
-  o.credit_nbytes = kCredit_nbytes;
-  o.eager_grant_nbytes = 64 << 10;
-  o.linger_ms = 2000;
-  o.heartbeat_interval_ms = 5000;
-  return o;
-}
 
 Planner planner() {
   Planner p{};
@@ -57,7 +44,7 @@ std::vector<Rank> make_ranks(int world) {
   std::vector<Rank> ranks;
   std::vector<MemberInfo> members;
   for (int r = 0; r < world; ++r) {
-    ranks.push_back({std::make_shared<Engine>(options()), nullptr});
+    ranks.push_back({std::make_shared<Engine>(small_engine()), nullptr});
     members.push_back({std::string(16, static_cast<char>('a' + r)), "host" + std::to_string(r)});
   }
   for (int lane = 0; world == 2 && lane < 2; ++lane) {
@@ -103,16 +90,6 @@ struct Device {
     op->deadline = deadline_after_ms(timeout_ms);
     return {op, submit(rank.engine, rank.group, op, hand_off, {view}, data)};
   }
-};
-
-class Latch {
- public:
-  void open() { promise_.set_value(); }
-  void pass() { future_.wait(); }
-
- private:
-  std::promise<void> promise_;
-  std::shared_future<void> future_ = promise_.get_future().share();
 };
 
 float gradient(int rank, int bucket, size_t i) {
@@ -183,16 +160,16 @@ TEST_CASE("engine: an op that is not ready parks no more than the credit, and la
   const size_t count = 1 << 20;
   const Floats first[2] = {floats(count, 1), floats(count, 0)};
   const Floats second[2] = {floats(count, 10), floats(count, 20)};
-  Latch kernel_may_end;
+  std::latch kernel_may_end(1);
   late.stream.encode_kernel([&] {
-    kernel_may_end.pass();
+    kernel_may_end.wait();
     std::ranges::fill(*first[1], 2.0f);
   });
   const auto blocked = late.all_reduce(ranks[1], first[1]);
   const auto eager = early.all_reduce(ranks[0], first[0]);
   // Rank 0 sends what it may without a grant, and no more. Each of the two frames costs a little credit of its own.
-  constexpr uint64_t kParked_nbytes = kCredit_nbytes - 2 * kFrameCost_nbytes;
-  while (ranks[1].engine->parked_nbytes() < kParked_nbytes) std::this_thread::yield();
+  const uint64_t parked_nbytes = small_engine().credit_nbytes - 2 * kFrameCost_nbytes;
+  while (ranks[1].engine->parked_nbytes() < parked_nbytes) std::this_thread::yield();
 
   const auto ready = other.all_reduce(ranks[1], second[1]);
   early.all_reduce(ranks[0], second[0]).op->wait(-1);
@@ -201,9 +178,9 @@ TEST_CASE("engine: an op that is not ready parks no more than the credit, and la
   CHECK(second[1]->back() == 30);
   CHECK(blocked.op->state() == OpState::kInFlight);
   CHECK(eager.op->state() == OpState::kInFlight);
-  CHECK(ranks[1].engine->parked_nbytes() == kParked_nbytes);
+  CHECK(ranks[1].engine->parked_nbytes() == parked_nbytes);
 
-  kernel_may_end.open();
+  kernel_may_end.count_down();
   eager.op->wait(-1);
   blocked.op->wait(-1);
   CHECK(first[0]->back() == 3);
@@ -216,9 +193,9 @@ TEST_CASE("engine: a deadline ends an op that never gets ready, and the stream g
   auto ranks = make_ranks(2);
   Device late(1), early(2);
   const Floats data[2] = {floats(1000, 0), floats(1000, 1)};
-  Latch kernel_may_end;
+  std::latch kernel_may_end(1);
   late.stream.encode_kernel([&] {
-    kernel_may_end.pass();
+    kernel_may_end.wait();
     std::ranges::fill(*data[0], 1.0f);  // after the op has failed: must not hide the NaN
   });
   const auto blocked = late.all_reduce(ranks[0], data[0], 100);
@@ -248,7 +225,7 @@ TEST_CASE("engine: a deadline ends an op that never gets ready, and the stream g
       nan_count[r] = static_cast<size_t>(std::ranges::count_if(*data[r], [](float x) { return std::isnan(x); }));
     });
   }
-  kernel_may_end.open();
+  kernel_may_end.count_down();
   late.stream.synchronize();
   early.stream.synchronize();
   CHECK(nan_count[0] == 1000);
@@ -261,12 +238,12 @@ TEST_CASE("engine: an abort with ops in flight, ready and not, lets every stream
   auto ranks = make_ranks(2);
   Device device(1);
   std::vector<std::weak_ptr<std::vector<float>>> buffers;
-  Latch kernel_may_end;
+  std::latch kernel_may_end(1);
   size_t nan_count = 0;
   for (int i = 0; i < 6; ++i) {
     const Floats data = floats(100, 1);
     buffers.push_back(data);
-    if (i == 3) device.stream.encode_kernel([&] { kernel_may_end.pass(); });
+    if (i == 3) device.stream.encode_kernel([&] { kernel_may_end.wait(); });
     const auto started = device.all_reduce(ranks[0], data);  // the other rank never calls
     if (i % 3 == 0) {
       device.hand_off.wait_released(started.ticket);
@@ -277,7 +254,7 @@ TEST_CASE("engine: an abort with ops in flight, ready and not, lets every stream
   info.code = Code::kAborted;
   info.detail = "enough";
   ranks[0].engine->close_group(ranks[0].group, std::make_shared<const Error>(info));
-  kernel_may_end.open();
+  kernel_may_end.count_down();
   device.stream.synchronize();
   CHECK(nan_count == 2);
   for (const auto& buffer : buffers) {
@@ -290,13 +267,13 @@ TEST_CASE("engine: an abort with ops in flight, ready and not, lets every stream
 TEST_CASE("engine: an engine that ends before a device is ready leaves the stream free to go on") {
   auto ranks = make_ranks(2);
   Device device(1);
-  Latch kernel_may_end;
+  std::latch kernel_may_end(1);
   const Floats data = floats(100, 1);
-  device.stream.encode_kernel([&] { kernel_may_end.pass(); });
+  device.stream.encode_kernel([&] { kernel_may_end.wait(); });
   device.hand_off.wait_released(device.all_reduce(ranks[0], data).ticket);
   leave(ranks);
   ranks.clear();
-  kernel_may_end.open();
+  kernel_may_end.count_down();
   device.stream.synchronize();
   CHECK(std::isnan(data->front()));
 }
@@ -315,7 +292,7 @@ TEST_CASE("engine: what stays on a rank is copied after the kernels that write i
     auto ranks = make_ranks(world);
     std::vector<std::unique_ptr<Device>> devices;
     std::vector<Floats> inputs, outputs;
-    Latch kernels_may_end;
+    std::latch kernels_may_end(1);
     std::vector<Device::Started> started;
     for (int r = 0; r < world; ++r) {
       const Rank& rank = ranks[static_cast<size_t>(r)];
@@ -324,7 +301,7 @@ TEST_CASE("engine: what stays on a rank is copied after the kernels that write i
       inputs.push_back(floats(1000, -1));
       outputs.push_back(floats(1000 * static_cast<size_t>(world), -2));
       device.stream.encode_kernel([&, r, input = inputs.back()] {
-        kernels_may_end.pass();
+        kernels_may_end.wait();
         std::ranges::fill(*input, static_cast<float>(r + 1));
       });
       const HostView in = device.hand_off.host_view(tensor_of(inputs.back()));
@@ -337,7 +314,7 @@ TEST_CASE("engine: what stays on a rank is copied after the kernels that write i
       CHECK(op->state() == OpState::kInFlight);
       CHECK((*outputs.back())[1000 * static_cast<size_t>(r)] == -2);
     }
-    kernels_may_end.open();
+    kernels_may_end.count_down();
     for (int r = 0; r < world; ++r) {
       const auto index = static_cast<size_t>(r);
       devices[index]->hand_off.wait_released(started[index].ticket);

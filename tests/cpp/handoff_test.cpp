@@ -5,7 +5,7 @@
 
 #include <atomic>
 #include <cstring>
-#include <future>
+#include <latch>
 #include <optional>
 #include <string>
 
@@ -16,17 +16,6 @@
 using namespace mccl;
 
 namespace {
-
-// Opened by one thread, passed by another.
-class Latch {
- public:
-  void open() { promise_.set_value(); }
-  void pass() { future_.wait(); }
-
- private:
-  std::promise<void> promise_;
-  std::shared_future<void> future_ = promise_.get_future().share();
-};
 
 struct Fixture {
   StreamUnderTest stream{1, 0};
@@ -39,12 +28,12 @@ struct Fixture {
     return ticket;
   }
   void release_when_ready(const TicketPtr& ticket) {
-    Latch released;
+    std::latch released(1);
     ticket->on_ready([&] {
       ticket->release();
-      released.open();
+      released.count_down();
     });
-    released.pass();
+    released.wait();
   }
   bool all_free() const { return hand_off.free_slot_count() == hand_off.slot_count(); }
   // The stream's news come on another thread.
@@ -55,12 +44,12 @@ struct Fixture {
 
 // Tells when the last owner of a buffer has let go of it.
 struct Watched {
-  Latch freed;
+  std::latch freed{1};
   std::atomic<bool> is_freed{false};
   std::shared_ptr<void> owner() {
     return {this, [](Watched* self) {
               self->is_freed = true;
-              self->freed.open();
+              self->freed.count_down();
             }};
   }
 };
@@ -68,19 +57,19 @@ struct Watched {
 }  // namespace
 
 TEST_CASE_FIXTURE(Fixture, "O1: the engine hears of a buffer only after the kernels that write it") {
-  Latch kernel_may_end, heard;
+  std::latch kernel_may_end(1), heard(1);
   std::atomic<bool> early{false}, has_heard{false};
   stream.encode_kernel([&] {
-    kernel_may_end.pass();
+    kernel_may_end.wait();
     early = has_heard.load();
   });
   const auto ticket = hand_off.begin({}, nullptr);
   ticket->on_ready([&] { has_heard = true; });  // before and after the signal: both are kept until the stream is there
   hand_off.signal_ready(ticket);
-  ticket->on_ready([&] { heard.open(); });
+  ticket->on_ready([&] { heard.count_down(); });
   CHECK_FALSE(has_heard);
-  kernel_may_end.open();
-  heard.pass();  // and signal_ready() has committed: nothing else was called here
+  kernel_may_end.count_down();
+  heard.wait();  // and signal_ready() has committed: nothing else was called here
   CHECK(has_heard);
   CHECK_FALSE(early);
   bool at_once = false;
@@ -91,13 +80,13 @@ TEST_CASE_FIXTURE(Fixture, "O1: the engine hears of a buffer only after the kern
 TEST_CASE_FIXTURE(Fixture, "O2: what is encoded after wait_released() runs after the release") {
   int result = 1;
   int seen = 0;
-  Latch stream_is_at_the_wait;
+  std::latch stream_is_at_the_wait(1);
   const auto ticket = signalled();
-  stream.encode_kernel([&] { stream_is_at_the_wait.open(); });
+  stream.encode_kernel([&] { stream_is_at_the_wait.count_down(); });
   hand_off.wait_released(ticket);
   stream.encode_kernel([&] { seen = result; });
   stream.commit();
-  stream_is_at_the_wait.pass();
+  stream_is_at_the_wait.wait();
   ticket->on_ready([&] {
     result = 2;
     ticket->release();
@@ -117,13 +106,13 @@ TEST_CASE_FIXTURE(Fixture, "ops that are released in reverse order each release 
   }
   stream.commit();
   for (int i : {2, 1, 0}) {
-    Latch released;
+    std::latch released(1);
     tickets[i]->on_ready([&] {
       results[i] = 2;
       tickets[i]->release();
-      released.open();
+      released.count_down();
     });
-    released.pass();
+    released.wait();
   }
   stream.synchronize();
   for (int i : {0, 1, 2}) CHECK(seen[i] == 2);
@@ -159,17 +148,17 @@ TEST_CASE("O3: the thread of the first collective, not that of the construction,
 }
 
 TEST_CASE_FIXTURE(Fixture, "O3: an adopted thread may come first and does not take the place of the bound one") {
-  Latch has_called, may_end;  // it lives on: a later thread could get its id
+  std::latch has_called(1), may_end(1);  // it lives on: a later thread could get its id
   std::thread adopted([&] {
     hand_off.adopt_this_thread();
     signalled();
-    has_called.open();
-    may_end.pass();
+    has_called.count_down();
+    may_end.wait();
   });
-  has_called.pass();
+  has_called.wait();
   CHECK_NOTHROW(signalled());  // binds this thread
   std::thread([&] { CHECK_THROWS_AS(signalled(), Error); }).join();
-  may_end.open();
+  may_end.count_down();
   adopted.join();
 }
 
@@ -210,15 +199,15 @@ TEST_CASE_FIXTURE(Fixture, "a second wait_released() does nothing, also once the
 
 TEST_CASE_FIXTURE(Fixture, "a ticket that nobody waits for is recycled once the engine has let go of it") {
   Watched buffer;
-  Latch kernel_may_end;
-  stream.encode_kernel([&] { kernel_may_end.pass(); });
+  std::latch kernel_may_end(1);
+  stream.encode_kernel([&] { kernel_may_end.wait(); });
   auto ticket = signalled(buffer.owner());
   ticket->on_ready([engine = ticket] { engine->release(); });
   ticket.reset();
   CHECK_FALSE(buffer.is_freed);
   CHECK(hand_off.free_slot_count() == 0);
-  kernel_may_end.open();
-  buffer.freed.pass();
+  kernel_may_end.count_down();
+  buffer.freed.wait();
   await_all_free();
 
   ticket = hand_off.begin({}, nullptr);  // and one that is never even signalled
@@ -229,8 +218,8 @@ TEST_CASE_FIXTURE(Fixture, "a ticket that nobody waits for is recycled once the 
 
 TEST_CASE_FIXTURE(Fixture, "the calling thread never blocks for a slot") {
   constexpr size_t kCount = 100;
-  Latch kernel_may_end;
-  stream.encode_kernel([&] { kernel_may_end.pass(); });
+  std::latch kernel_may_end(1);
+  stream.encode_kernel([&] { kernel_may_end.wait(); });
   std::vector<TicketPtr> tickets;
   for (size_t i = 0; i < kCount; ++i) {
     tickets.push_back(signalled());
@@ -238,7 +227,7 @@ TEST_CASE_FIXTURE(Fixture, "the calling thread never blocks for a slot") {
   }
   stream.commit();
   CHECK(hand_off.slot_count() == kCount);
-  kernel_may_end.open();
+  kernel_may_end.count_down();
   for (const auto& ticket : tickets) release_when_ready(ticket);  // each signal stands behind the wait before it
   stream.synchronize();
   await_all_free();
@@ -248,10 +237,10 @@ TEST_CASE_FIXTURE(Fixture, "the calling thread never blocks for a slot") {
 
 TEST_CASE_FIXTURE(Fixture, "a buffer is held until the stream has executed the wait") {
   Watched buffer;
-  Latch stream_may_go_on;
+  std::latch stream_may_go_on(1);
   auto ticket = signalled(buffer.owner());
   stream.encode_kernel([&] {
-    stream_may_go_on.pass();
+    stream_may_go_on.wait();
     CHECK_FALSE(buffer.is_freed);
   });
   hand_off.wait_released(ticket);
@@ -259,8 +248,8 @@ TEST_CASE_FIXTURE(Fixture, "a buffer is held until the stream has executed the w
   release_when_ready(ticket);
   CHECK_FALSE(buffer.is_freed);
   CHECK(hand_off.free_slot_count() == 0);
-  stream_may_go_on.open();
-  buffer.freed.pass();  // while the caller still has the ticket
+  stream_may_go_on.count_down();
+  buffer.freed.wait();  // while the caller still has the ticket
   await_all_free();
 }
 
@@ -276,7 +265,7 @@ TEST_CASE("ops in flight outlive their hand-off") {
   ticket->on_ready([engine = ticket] { engine->release(); });
   ticket.reset();
   stream.synchronize();
-  buffer.freed.pass();
+  buffer.freed.wait();
 }
 
 TEST_CASE("a stream that ends with ops in flight lets go of their buffers") {
@@ -326,9 +315,9 @@ TEST_CASE("private memory goes through a staging copy on either side of the engi
   const HostView input = hand_off.host_view({device, sizeof(int), sizeof(int), false});
   const HostView output = hand_off.host_view({device, 2 * sizeof(int), sizeof(int), true});
   CHECK(input.memory.data != reinterpret_cast<std::byte*>(device + 1));
-  Latch kernel_may_end;
+  std::latch kernel_may_end(1);
   stream.encode_kernel([&] {
-    kernel_may_end.pass();
+    kernel_may_end.wait();
     device[1] = 20;
   });
   const auto ticket = hand_off.begin({input, output}, nullptr);
@@ -346,7 +335,7 @@ TEST_CASE("private memory goes through a staging copy on either side of the engi
   hand_off.wait_released(ticket);
   stream.encode_kernel([&] { seen = device[2]++; });
   hand_off.wait_released(ticket);  // must not copy back a second time
-  kernel_may_end.open();
+  kernel_may_end.count_down();
   stream.synchronize();
   CHECK(seen == 21);
   CHECK(device[2] == 22);

@@ -83,6 +83,19 @@ def listening_socket() -> Iterator[socket.socket]:
         yield listener
 
 
+def store_on(listener: socket.socket, rank: int, world: int) -> dist.TCPStore:
+    """The ranks' store; rank 0 serves it on the listening socket."""
+    return dist.TCPStore(
+        "127.0.0.1",
+        listener.getsockname()[1],
+        world,
+        is_master=rank == 0,
+        timeout=timedelta(seconds=60),
+        master_listen_fd=os.dup(listener.fileno()) if rank == 0 else None,
+        wait_for_workers=False,
+    )
+
+
 def _rank(
     rank: int,
     world: int,
@@ -95,15 +108,7 @@ def _rank(
 ) -> Any:
     os.environ.update(env)
     torch.set_num_threads(1)
-    store = dist.TCPStore(
-        "127.0.0.1",
-        listener.getsockname()[1],
-        world,
-        is_master=rank == 0,
-        timeout=timedelta(seconds=60),
-        master_listen_fd=os.dup(listener.fileno()) if rank == 0 else None,
-        wait_for_workers=False,
-    )
+    store = store_on(listener, rank, world)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
     result = function(rank, world, *args)
     # Rank 0 holds the store: it leaves last.

@@ -31,17 +31,6 @@ OperationPtr make_reduction(Member me, Fingerprint fingerprint, uint64_t nbytes,
   return op;
 }
 
-Fingerprint fingerprint_of(OpKind kind, Elements elements, uint64_t nbytes, const Plan& plan) {
-  return {kind,
-          elements.op,
-          elements.dtype,
-          -1,
-          nbytes,
-          plan.algorithm,
-          static_cast<uint8_t>(plan.chunk_count),
-          static_cast<uint8_t>(plan.channel_count)};
-}
-
 // The part of each block; a block is so many buffers.
 void append_parts(std::vector<Buffer>& to, const std::vector<Buffer>& buffers, size_t block_size, Range part) {
   uint64_t at = 0;  // in the block
@@ -52,12 +41,6 @@ void append_parts(std::vector<Buffer>& to, const std::vector<Buffer>& buffers, s
     if (begin < end) to.push_back({buffers[i].data + (begin - at), end - begin});
     at += buffers[i].nbytes;
   }
-}
-
-uint64_t total_nbytes(const std::vector<Buffer>& buffers) {
-  uint64_t total = 0;
-  for (const Buffer& buffer : buffers) total += buffer.nbytes;
-  return total;
 }
 
 // An empty message is one element on the wire: whoever receives from any source has to see it.
@@ -80,6 +63,24 @@ void check_peer(Member me, int32_t peer, const char* name) {
   if (peer == me.rank) throw_usage(std::string(name) + ": a rank cannot exchange messages with itself");
 }
 }  // namespace
+
+uint64_t total_nbytes(const std::vector<Buffer>& buffers) {
+  uint64_t total = 0;
+  for (const Buffer& buffer : buffers) total += buffer.nbytes;
+  return total;
+}
+
+Fingerprint fingerprint_of(OpKind kind, Elements elements, uint64_t nbytes, const Plan& plan, Compression compression) {
+  return {kind,
+          elements.op,
+          elements.dtype,
+          -1,
+          nbytes,
+          plan.algorithm,
+          static_cast<uint8_t>(plan.chunk_count),
+          static_cast<uint8_t>(plan.channel_count),
+          compression};
+}
 
 void check_blocks(Member me, const std::vector<Buffer>& blocks, const std::vector<Buffer>& block, const char* what) {
   if (blocks.size() != static_cast<size_t>(me.world) * block.size()) {

@@ -23,6 +23,11 @@ struct Elements {
   ReduceOp op = ReduceOp::kSum;
 };
 
+uint64_t total_nbytes(const std::vector<Buffer>& buffers);
+// As the plan runs it. `nbytes`: of the tensor, or of one rank's block, before compression.
+Fingerprint fingerprint_of(OpKind kind, Elements elements, uint64_t nbytes, const Plan& plan,
+                           Compression compression = Compression::kNone);
+
 // Throws Error (kUsage) unless `blocks` has for each rank the buffers of one block, of the sizes of `block`'s.
 void check_blocks(Member me, const std::vector<Buffer>& blocks, const std::vector<Buffer>& block, const char* what);
 

@@ -206,15 +206,7 @@ double scale_of(Elements elements, Member me) { return elements.op == ReduceOp::
 
 OperationPtr make(OpKind kind, Elements elements, Compression wire, uint64_t nbytes, const Plan& plan,
                   Schedule schedule, std::vector<Buffer> buffers) {
-  const Fingerprint fingerprint{kind,
-                                elements.op,
-                                elements.dtype,
-                                -1,
-                                nbytes,
-                                plan.algorithm,
-                                static_cast<uint8_t>(plan.chunk_count),
-                                static_cast<uint8_t>(plan.channel_count),
-                                wire};
+  const Fingerprint fingerprint = fingerprint_of(kind, elements, nbytes, plan, wire);
   auto op = std::make_shared<Operation>(fingerprint, std::move(schedule), Buffers(std::move(buffers), 0));
   op->element_nbytes = kWire_nbytes;
   op->nbytes = nbytes;
@@ -231,8 +223,7 @@ bool is_compressible(Elements elements) {
 OperationPtr compressed_all_reduce(const Planner& planner, Member me, std::vector<Buffer> data, Elements elements,
                                    Compression wire, const WireStatePtr& state) {
   if (me.world < 2) return all_reduce(planner, me, std::move(data), elements);
-  uint64_t nbytes = 0;
-  for (const Buffer& buffer : data) nbytes += buffer.nbytes;
+  const uint64_t nbytes = total_nbytes(data);
   const uint64_t wire_nbytes = wire_nbytes_of(nbytes, elements.dtype);
   const Plan plan = planner.plan(OpKind::kAllReduce, me.world, wire_nbytes);
   Schedule schedule = planner.all_reduce(plan, me, wire_nbytes, kWire_nbytes);

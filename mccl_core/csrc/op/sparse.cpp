@@ -138,8 +138,7 @@ class SparseCodec final : public Codec {
 
 OperationPtr sparse_all_reduce(const Planner& planner, Member me, std::vector<Buffer> data, ResidualPtr residual,
                                uint64_t kept_count, Elements elements, const WireStatePtr& state) {
-  uint64_t nbytes = 0;
-  for (const Buffer& buffer : data) nbytes += buffer.nbytes;
+  const uint64_t nbytes = total_nbytes(data);
   MCCL_ASSERT(residual->nbytes() == nbytes);
   const uint64_t block_nbytes = kept_count * kEntry_nbytes;
   const uint64_t blocks_nbytes = block_nbytes * static_cast<uint64_t>(me.world);
@@ -147,15 +146,8 @@ OperationPtr sparse_all_reduce(const Planner& planner, Member me, std::vector<Bu
   Schedule schedule = plan.algorithm == Algorithm::kCirculant ? circulant_all_gather(me, block_nbytes)
                                                               : ring_all_gather(me, block_nbytes);
   auto blocks = state->pool->take(blocks_nbytes);
-  const Fingerprint fingerprint{OpKind::kAllReduce,
-                                elements.op,
-                                elements.dtype,
-                                -1,
-                                nbytes,
-                                plan.algorithm,
-                                static_cast<uint8_t>(plan.chunk_count),
-                                1,
-                                Compression::kTopK};
+  Fingerprint fingerprint = fingerprint_of(OpKind::kAllReduce, elements, nbytes, plan, Compression::kTopK);
+  fingerprint.channel_count = 1;  // whatever an all-gather could use
   auto op = std::make_shared<Operation>(fingerprint, std::move(schedule), Buffers({{blocks.get(), blocks_nbytes}}, 0));
   op->nbytes = nbytes;
   auto codec = std::make_unique<SparseCodec>(me, std::move(data), std::move(residual), kept_count, elements, blocks);

@@ -8,13 +8,7 @@
 
 namespace mccl {
 
-namespace {
-uint64_t total_nbytes(const std::vector<Buffer>& buffers) {
-  uint64_t total = 0;
-  for (const Buffer& buffer : buffers) total += buffer.nbytes;
-  return total;
-}
-}  // namespace
+namespace {}  // namespace
 
 Compression compression_of(const std::string& name) {
   for (uint8_t i = 0; i < static_cast<uint8_t>(Compression::kCount); ++i) {
