@@ -107,20 +107,24 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": middle, "lower_quartile": low, "upper_quartile": high}
 
 
-def recording_ns() -> dict[str, float]:
-    """What metrics and the flight record cost one op of two ranks: builds and runs overheads.cpp."""
-    with tempfile.TemporaryDirectory() as folder:
-        switches = ["-DMCCL_BUILD_TORCH=OFF", "-DMCCL_BUILD_BENCHMARKS=ON"]
-        cmake = str(Path(sys.executable).with_name("cmake"))
-        cmake = cmake if Path(cmake).exists() else "cmake"
-        for command in (
-            [cmake, "-S", str(ROOT), "-B", folder, *switches],
-            [cmake, "--build", folder, "--parallel", "2", "--target", "overheads"],
-        ):
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        done = subprocess.run([f"{folder}/overheads"], check=True, capture_output=True, text=True)
-        figures: dict[str, float] = json.loads(done.stdout)
-        return figures
+def build(folder: str) -> Path:
+    """Compiles overheads.cpp into the folder."""
+    switches = ["-DMCCL_BUILD_TORCH=OFF", "-DMCCL_BUILD_BENCHMARKS=ON"]
+    cmake = str(Path(sys.executable).with_name("cmake"))
+    cmake = cmake if Path(cmake).exists() else "cmake"
+    for command in (
+        [cmake, "-S", str(ROOT), "-B", folder, *switches],
+        [cmake, "--build", folder, "--parallel", "2", "--target", "overheads"],
+    ):
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return Path(folder, "overheads")
+
+
+def recording_ns(program: Path) -> dict[str, float]:
+    """What metrics and the flight record cost one op of two ranks, as the program measures it."""
+    done = subprocess.run([program], check=True, capture_output=True, text=True)
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
 
 
 def main() -> None:
@@ -137,7 +141,8 @@ def main() -> None:
         import_mccl()
     except RuntimeError as error:
         parser.error(str(error))
-    recorded = recording_ns()
+    with tempfile.TemporaryDirectory() as folder:
+        recorded = recording_ns(build(folder))
     rows = []
     for world in arguments.world:
         times = measure_intervals(world, arguments.bytes, arguments.seconds, arguments.rounds)

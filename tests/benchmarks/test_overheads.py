@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.cpp import build_program
 
 
 @pytest.fixture
@@ -23,6 +24,6 @@ def test_every_interval_has_a_time_for_each_round(overheads: ModuleType) -> None
 
 @pytest.mark.slow
 def test_recording_an_op_takes_some_time(overheads: ModuleType) -> None:
-    recorded = overheads.recording_ns()
+    recorded = overheads.recording_ns(build_program("overheads"))
     assert set(recorded) == {"metrics", "flight_record"}
     assert all(0 < cost_ns < 1e6 for cost_ns in recorded.values())

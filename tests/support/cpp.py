@@ -18,11 +18,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PLAIN = ()
 THREAD_SANITIZER = ("-DMCCL_SANITIZE=thread", "-DCMAKE_CXX_FLAGS_RELEASE=-O1")
-ADDRESS_SANITIZER = ("-DMCCL_SANITIZE=address,undefined", "-DCMAKE_CXX_FLAGS_RELEASE=-O1")
+ADDRESS_SANITIZER = ("-DMCCL_SANITIZE=address,undefined", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DMCCL_BUILD_FUZZERS=ON")
 
 
 def build_program(name: str, options: tuple[str, ...] = PLAIN) -> Path:
-    """Builds tests/cpp's program `name` with CMake `options`; returns it. Skips where doctest is missing."""
+    """Builds a program of tests/cpp, tests/fuzz or benchmarks with CMake `options`. Skips where doctest is missing."""
     require_doctest()
     with _configured(options) as directory:
         subprocess.run([_cmake(), "--build", directory, "--parallel", "2", "--target", name], check=True)
@@ -49,7 +49,7 @@ def _configured(options: tuple[str, ...]) -> Iterator[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        switches = ["-DMCCL_BUILD_TORCH=OFF", "-DMCCL_BUILD_TESTS=ON", *options]
+        switches = ["-DMCCL_BUILD_TORCH=OFF", "-DMCCL_BUILD_TESTS=ON", "-DMCCL_BUILD_BENCHMARKS=ON", *options]
         subprocess.run([_cmake(), "-S", ROOT, "-B", directory, *switches], check=True)
         yield directory
 
