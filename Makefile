@@ -19,8 +19,8 @@ test: setup ## the quick tests
 test-all: setup ## all tests
 	@$(BIN)/pytest -q
 
-MINUTES ?= 2
-SEED ?= 1
+chaos: MINUTES ?= 2
+chaos: SEED ?= 1
 chaos: setup ## random faults for MINUTES=2, with SEED=1 (Linux, root)
 	@PYTHONPATH=tests $(BIN)/python -m chaos --minutes $(MINUTES) --seed $(SEED)
 
@@ -53,7 +53,7 @@ macos: setup ## compile and link the extension for macOS arm64, and check it (TO
 benchmark: setup ## the README's table: all-reduce, mccl and Gloo in turns
 	@$(BIN)/python benchmarks/allreduce.py --markdown
 
-MINUTES := 10
+fuzz: MINUTES ?= 10
 fuzz: setup ## fuzz what a peer's bytes meet, for MINUTES=10
 	@$(BIN)/python tests/fuzz/campaign.py --minutes $(MINUTES)
 
