@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,20 +147,19 @@ def dtensor(rank: int, world: int) -> list[float]:
 
 
 def checkpoints(rank: int, world: int) -> list[float]:
-    box = [tempfile.mkdtemp() if rank == 0 else None]
-    dist.broadcast_object_list(box)
+    folder = dist.get_backend()  # in the test's own
     module = sharded()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     losses = train(module, optimizer, rank, range(STEPS))
     weights, moments = get_state_dict(module, optimizer)
-    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=box[0])
+    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)
     straight_on = train(module, optimizer, rank, range(STEPS, 2 * STEPS))
 
     again = sharded()
     new_optimizer = torch.optim.AdamW(again.parameters(), lr=1e-3)
     weights, moments = get_state_dict(again, new_optimizer)
     state = {"model": weights, "optimizer": moments}
-    dcp.load(state, checkpoint_id=box[0])
+    dcp.load(state, checkpoint_id=folder)
     set_state_dict(again, new_optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     resumed = train(again, new_optimizer, rank, range(STEPS, 2 * STEPS))
     assert resumed == straight_on
@@ -182,7 +181,10 @@ def checkpoints(rank: int, world: int) -> list[float]:
         checkpoints,
     ],
 )
-def test_losses_equal_those_over_gloo(body: Callable[[int, int], list[float]]) -> None:
+def test_losses_equal_those_over_gloo(
+    body: Callable[[int, int], list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     ours = run_ranks(WORLD, body, timeout_s=120)
     theirs = run_ranks(WORLD, body, backend="gloo", timeout_s=120)
     for mine, reference in zip(ours, theirs, strict=True):
