@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.ranks import run_ranks
+from support.ranks import all_are_here, run_ranks
 
 from mccl_core import _handshake, _runtime
 from mccl_core._handshake import HandshakeBroken, HandshakeError
@@ -116,6 +116,7 @@ def shut_local_sockets() -> None:
 
 def connected_again(rank: int, world: int) -> int:
     dist.barrier()
+    all_are_here(rank, world)  # through the barrier, too
     runtime = _runtime.current_runtime()
     assert runtime is not None
     slow = SlowToNotice(runtime.engine, 6)  # more often than an op's way to the wire tries in all
