@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,6 +51,9 @@ def test_a_mismatch_names_both_sides_on_every_rank(mismatch: object) -> None:
     texts = run_ranks(4, mismatch)
     assert all("mismatch" in text for text in texts)
     assert any("where rank" in text for text in texts)
+    for text in texts:  # the op that found it is the one that is named
+        named, finders = re.search(r"rank \d+: (\w+) #.* where rank \d+ called (\w+)\(", text).groups()  # type: ignore[union-attr]
+        assert named == finders, text
 
 
 def killed_peer(rank: int, world: int) -> tuple[str, float, str]:

@@ -8,6 +8,7 @@ namespace mccl {
 
 namespace {
 constexpr const char* kDied = "Its process has probably died: see its log. ";
+constexpr const char* kShrink = ", or go on without that rank by mccl_core.shrink()";
 }  // namespace
 
 void Engine::fail(const std::shared_ptr<Group>& group, ErrorInfo info) {
@@ -20,7 +21,7 @@ void Engine::fail_group(Group& group, ErrorInfo info) {
   if (group.failure) return;
   info.rank = group.rank;
   if (info.peer >= 0 && info.peer_host.empty()) info.peer_host = group.members[static_cast<size_t>(info.peer)].host;
-  if (info.advice.empty()) info.advice = std::string(info.code == Code::kPeerLost ? kDied : "") + kRestart;
+  if (info.advice.empty()) info.advice = info.code == Code::kPeerLost ? kDied + (kRestart + std::string(kShrink)) : kRestart;
   name_op(group, info);
   fail_group(group, std::make_shared<const Error>(std::move(info)));
 }

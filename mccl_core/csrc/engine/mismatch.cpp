@@ -56,6 +56,7 @@ void Engine::fail_unexpected(Group& group, const Connection& connection, const S
   for (const auto& [order, op] : group.in_flight) {
     const bool same = op->fingerprint == fingerprint || fingerprint.kind == OpKind::kAllToAll;
     if (key.point_to_point || op->key != key || same) continue;
+    info.op = to_string(op->fingerprint.kind);
     info.detail = "called " + fingerprint.describe() + here + " called " + op->fingerprint.describe();
     info.advice = match_advice(fingerprint, op->fingerprint);
   }
