@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from mccl_core.config import CoreConfig
-from mccl_core.variables import ALIASES, FLEET_PREFIX, JOB_VARIABLES, REPLACED
+from mccl_core.variables import ALIASES, FLEET, JOB_VARIABLES, REPLACED
 
 log = logging.getLogger("mccl")
 
@@ -20,7 +20,8 @@ _said: set[str] = set()
 def remarks(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yields (variable, what to say of it) for those that do nothing."""
     for name in sorted(environ):
-        if not name.startswith(PREFIX) or name.startswith(FLEET_PREFIX) or name in KNOWN or name in JOB_VARIABLES:
+        fleets = name == FLEET or name.startswith(f"{FLEET}_")
+        if not name.startswith(PREFIX) or fleets or name in KNOWN or name in JOB_VARIABLES:
             continue
         if name in REPLACED:
             yield name, f"{name} has no effect: {REPLACED[name]}"

@@ -51,5 +51,5 @@ JOB_VARIABLES = frozenset(
 )
 """What `mccl-fleet submit` reads beside the core's: a script on the fleet may see them."""
 
-FLEET_PREFIX = "MCCL_FLEET_"
+FLEET = "MCCL_FLEET"  # this, and what begins with it and a "_": between a fleet's worker and its script
 """Begins the names between the command, a worker and its script."""

@@ -66,7 +66,7 @@ def test_the_jobs_variables_are_known() -> None:
     of_job = {f"MCCL_{name.upper()}" for name in JobSpec.model_fields if name not in ("core", "checkpoint")}
     of_job |= {f"MCCL_CHECKPOINT_{name.upper()}" for name in CheckpointSpec.model_fields}
     assert of_job == JOB_VARIABLES
-    assert list(remarks(dict.fromkeys([*JOB_VARIABLES, "MCCL_FLEET_DRAIN_FILE", "PATH"], "1"))) == []
+    assert list(remarks(dict.fromkeys([*JOB_VARIABLES, "MCCL_FLEET", "MCCL_FLEET_DRAIN_FILE", "PATH"], "1"))) == []
 
 
 @pytest.mark.parametrize(
