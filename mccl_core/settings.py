@@ -8,8 +8,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_origin
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
 M = TypeVar("M", bound=BaseModel)
@@ -72,6 +73,8 @@ def resolve(
 ) -> Resolved[M]:
     """Fills `model` from its defaults, `file`, `environ` (MCCL_<FIELD>) and `arguments`; the last wins.
 
+    A variable for a list or a mapping holds it as YAML.
+
     A field that is itself a model is filled the same way, from MCCL_<FIELD>_<INNER FIELD> unless it is
     annotated with an `EnvironmentPrefix`. A model's class variable `environment_aliases` maps other names of
     variables to its fields; a field's own variable wins over them. `file_name` and `file_lines` (path of a key →
@@ -132,11 +135,21 @@ def _collect(
         if name in file:
             data[name], source = file[name], inputs.file_source(here)
         if variable is not None:
-            data[name], source = inputs.environ[variable], f"environment {variable}"
+            data[name], source = _read(inputs.environ[variable], nested), f"environment {variable}"
         if arguments.get(name) is not None:
             data[name], source = arguments[name], "argument"
         sources[".".join(here)] = source
     return data
+
+
+def _read(text: str, annotation: Any) -> Any:
+    """A variable's text as a value: a list or a mapping is written as in YAML; pydantic reads all others."""
+    if get_origin(annotation) not in (tuple, dict):
+        return text
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
 
 
 def _unknown_key(key: str, path: FieldPath, model: type[BaseModel], inputs: _Inputs, *, in_file: bool) -> str:
@@ -146,10 +159,17 @@ def _unknown_key(key: str, path: FieldPath, model: type[BaseModel], inputs: _Inp
     return f"{'.'.join((*path, key))}: unknown key ({source}); {remedy}"
 
 
+# Of errors whose text speaks of Python's types.
+_WORDS = {
+    "tuple_type": "should be a list, as in [--epochs, 3]",
+    "dict_type": "should be a mapping, as in {NAME: value}",
+}
+
+
 def _describe(entry: Any, sources: Mapping[str, str]) -> str:
     """One line for one pydantic error: field, value, allowed range, source, what to do."""
     names = [str(part) for part in entry["loc"]]
-    message = entry["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    message = _WORDS.get(entry["type"], entry["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     if not names:  # a check of several fields names them itself
         return str(message)
     owner = names

@@ -46,11 +46,11 @@ class JobSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, coerce_numbers_to_str=True)
 
     name: str = Field(default="job", pattern=NAME_PATTERN)
-    """Names the run's folder and its job; unset, the job file's own name."""
+    """Names the run's folder and its job: letters, digits, ".", "_" and "-"; unset, the job file's own name."""
     script: Path
     """The program that every worker runs, with Python."""
     args: tuple[str, ...] = ()
-    """The script's arguments; `{run_dir}` in them becomes the run's folder on the storage."""
+    """The script's arguments; `{run_dir}` in them becomes the run's folder. In a variable `[--epochs, 3]`."""
     workdir: Path | None = None
     """The folder the script runs in, and what a remote fleet is sent; unset for the script's own folder."""
     workers: int = Field(default=1, ge=1, le=1024)
@@ -58,7 +58,7 @@ class JobSpec(BaseModel):
     pool: str = Field(default="mac", pattern=r"^[a-z0-9][a-z0-9-]*$")
     """A worker takes one unit of the Ray resource `pool:<pool>`, of which a Mac has one."""
     env: dict[str, str] = {}
-    """Variables added to the script's environment."""
+    """Variables added to the script's environment. In a variable `{NAME: value}`."""
     storage: Path = Path("runs")
     """Where runs are kept: checkpoints, logs, events, the result. Every Mac must reach it by this path."""
     checkpoint: CheckpointSpec = CheckpointSpec()

@@ -76,8 +76,9 @@ def load_job(
         raise SettingsError(
             f"workdir: there is no folder {str(workdir)!r} ({job.sources['workdir']}); correct the path"
         )
-    if job.sources["name"] == "default" and re.fullmatch(NAME_PATTERN, path.stem):
-        spec = spec.model_copy(update={"name": path.stem})
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._")[:63]
+    if job.sources["name"] == "default" and re.fullmatch(NAME_PATTERN, stem):
+        spec = spec.model_copy(update={"name": stem})
     absolute = {"script": script, "workdir": workdir, "storage": Path.cwd() / spec.storage.expanduser()}
     return Resolved(values=spec.model_copy(update=absolute), sources=job.sources)
 

@@ -35,6 +35,20 @@ def test_paths_become_absolute_and_the_file_names_the_job(job, tmp_path: Path) -
     assert spec.env == {"DEPTH": "3"}
 
 
+@pytest.mark.parametrize(("file", "name"), [("my job (2).yaml", "my-job-2"), ("über.yaml", "ber"), ("+.yaml", "job")])
+def test_a_files_name_becomes_one_that_a_job_may_have(job, tmp_path: Path, file: str, name: str) -> None:
+    path = job("script: train.py\n").rename(tmp_path / file)
+    assert load_job(path, environ={}).values.name == name
+
+
+def test_variables_hold_lists_and_mappings_as_yaml(job) -> None:
+    environ = {"MCCL_ARGS": "[--epochs, 3]", "MCCL_ENV": "{DEPTH: 3}"}
+    spec = load_job(job("script: train.py\nargs: [--lr, 1]\n"), environ=environ).values
+    assert (spec.args, spec.env) == (("--epochs", "3"), {"DEPTH": "3"})
+    with pytest.raises(SettingsError, match=r"args: '--epochs' \(environment MCCL_ARGS\) should be a list, as in"):
+        load_job(job("script: train.py\n"), environ={"MCCL_ARGS": "--epochs"})
+
+
 def test_the_folder_may_lie_above_the_script(job, tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "t.py").touch()
@@ -69,6 +83,14 @@ def test_what_belongs_to_one_host_is_not_taken_from_this_one(job) -> None:
         (
             "script: train.py\nworkers: 0\n",
             "workers: 0 (file {file}:2) should be greater than or equal to 1; correct it in {file}:2",
+        ),
+        (
+            "script: train.py\nargs: --epochs 3\n",
+            "args: '--epochs 3' (file {file}:2) should be a list, as in [--epochs, 3]; correct it in {file}:2",
+        ),
+        (
+            "script: train.py\nenv: DEPTH=3\n",
+            "env: 'DEPTH=3' (file {file}:2) should be a mapping, as in {{NAME: value}}; correct it in {file}:2",
         ),
         ("workers: 1\n", "script: a value is required; add the key 'script'"),
         (
