@@ -34,7 +34,7 @@ def status(
             print(json.dumps(fields, default=str))
     elif job:
         for name, value in jobs[0].items():
-            print(f"{name}: {value}")
+            print(f"{name}: {_text(name, value)}")
     else:
         print_table(("job", "status", "started", "seconds"), [_row(fields) for fields in jobs])
 
@@ -47,6 +47,15 @@ def _progress(events: list[Event]) -> dict[str, Any]:
 
 
 def _row(fields: dict[str, Any]) -> tuple[str, str, str, str]:
-    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(fields["started"]))
     seconds = (fields["ended"] or time.time()) - fields["started"]
-    return fields["job"], fields["status"], started, f"{seconds:.0f}"
+    return fields["job"], fields["status"], _text("started", fields["started"]), f"{seconds:.0f}"
+
+
+def _text(name: str, value: Any) -> str:
+    if name in ("started", "ended") and value is not None:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+    if isinstance(value, dict):
+        return ", ".join(
+            f"{key} {number:.4g}" if isinstance(number, float) else f"{key} {number}" for key, number in value.items()
+        )
+    return str(value)
