@@ -21,7 +21,8 @@ void Engine::fail_group(Group& group, ErrorInfo info) {
   if (group.failure) return;
   info.rank = group.rank;
   if (info.peer >= 0 && info.peer_host.empty()) info.peer_host = group.members[static_cast<size_t>(info.peer)].host;
-  if (info.advice.empty()) info.advice = info.code == Code::kPeerLost ? kDied + (kRestart + std::string(kShrink)) : kRestart;
+  if (info.advice.empty())
+    info.advice = info.code == Code::kPeerLost ? kDied + (kRestart + std::string(kShrink)) : kRestart;
   name_op(group, info);
   fail_group(group, std::make_shared<const Error>(std::move(info)));
 }
